@@ -2,7 +2,7 @@
 //!
 //! One thread runs a single-threaded runtime that accepts, reads and writes. Each call of the
 //! [`Backend`] runs on a thread of the runtime's pool, so a long one (a trace, a chain that drains)
-//! delays no other. What it answers is in [`routes`](super::routes).
+//! delays no other. What it answers is in `routes`.
 //!
 //! Limits ([`Limits`]): the number of clients is bounded, and further ones wait in the socket's
 //! backlog. A client is closed if it sends no request or half of one, or does not read its answer.
