@@ -74,7 +74,7 @@ impl Plane {
     }
 
     /// How many of `n` packets a path admits: every NF of it has room. 0 while an NF is throttled.
-    #[inline]
+    #[inline(always)]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
         if self.awaits_port(path) || self.throttling(path).is_some() {
             return 0;
@@ -88,6 +88,13 @@ impl Plane {
             _ => self.look_for_frames(path, n),
         };
         if n == 0 { 0 } else { self.admit_inside(path, n) }
+    }
+
+    /// As [`Self::admit`] for one packet, where no packet waits for it.
+    #[cold]
+    #[inline(never)]
+    fn admit_one(&mut self, path: &Path) -> bool {
+        self.admit(path, 1) == 1
     }
 
     /// Whether a full buffer of a port is all that holds a path's packets back.
@@ -119,7 +126,7 @@ impl Plane {
         if !is_within {
             return Some(Obstacle::Limit);
         }
-        if self.admit(path, 1) > 0 {
+        if self.admit_one(path) {
             self.release_from(path, 0, 1);
             self.rooms.get_mut(usize::from(path.chain.number)).into_iter().for_each(|room| *room = room.saturating_add(1));
             self.unlooked = self.unlooked.saturating_add(1);
@@ -333,7 +340,7 @@ impl Plane {
         self.frames.count_starved(memory, packets.len());
         self.release_from(path, 0, packets.len() as u32);
         self.counters(path).drops[DropReason::NoFrame as usize].add(packets.len() as u64);
-        self.show(&Sight::lost(path, DropReason::NoFrame, DropPlace::hop(path, 0)), packets);
+        self.show_lost(path, DropReason::NoFrame, DropPlace::hop(path, 0), packets);
         packets.iter().for_each(|packet| self.discard(packet.frame));
     }
 

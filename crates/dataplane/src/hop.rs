@@ -243,7 +243,7 @@ impl Plane {
     /// As [`Self::lose`], for a packet that is dropped at another place than its hop.
     fn lose_at(&mut self, path: &Path, held: Held, hop: usize, packet: Packet, why: DropReason, place: Option<DropPlace>) {
         self.tell(packet.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
-        self.show(&Sight::lost(path, why, place), &[packet]);
+        self.show_lost(path, why, place, &[packet]);
         self.release_from(path, hop, 1);
         self.counters(path).drops[why as usize].add(1);
         self.discard(packet.frame);
@@ -469,7 +469,7 @@ impl Plane {
     ) {
         self.release_from(path, hop, burst.len() as u32);
         self.counters(path).drops[why as usize].add(burst.len() as u64);
-        self.show(&Sight::lost(path, why, DropPlace::hop(path, hop)), burst);
+        self.show_lost(path, why, DropPlace::hop(path, hop), burst);
         for (i, descriptor) in burst.iter().enumerate() {
             let held = Held::unpack(words(i));
             self.tell(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));

@@ -53,6 +53,7 @@ impl Observers {
 
     /// Notes the flow of a packet that came in at a port at `since_ns` and is timed.
     #[cold]
+    #[inline(never)]
     pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
         if let Some(meter) = &mut self.meter {
             meter.begin_timing(arena, ingress, packet, since_ns);
@@ -61,6 +62,7 @@ impl Observers {
 
     /// Notes that a packet that is timed lies in another frame now.
     #[cold]
+    #[inline(never)]
     pub(crate) fn move_timing(&mut self, from: u32, to: u32) {
         if let Some(meter) = &mut self.meter {
             meter.move_timing(from, to);
@@ -69,6 +71,7 @@ impl Observers {
 
     /// Records the latency of the packet in a frame that came in at `since_ns`, for its flow.
     #[cold]
+    #[inline(never)]
     pub(crate) fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         if let Some(meter) = &mut self.meter {
             meter.end_timing(frame, since_ns, took_ns);
@@ -81,6 +84,13 @@ impl Observers {
         if let Some(meter) = &mut self.meter {
             meter.age(now_ns, budget);
         }
+    }
+
+    /// As [`show_on`]. What it needs is made here, and not on the way of the packets.
+    #[cold]
+    #[inline(never)]
+    fn show_on<T: InFrame>(&mut self, arena: &Arena, at_ns: u64, path: &Path, point: Point, packets: &[T]) {
+        self.show(arena, at_ns, &Sight::on(path, point), packets);
     }
 
     /// As [`show`].
@@ -122,6 +132,6 @@ pub(crate) fn show_on<T: InFrame>(
     packets: &[T],
 ) {
     if let Some(observers) = observers {
-        observers.show(arena, at_ns, &Sight::on(path, point), packets);
+        observers.show_on(arena, at_ns, path, point, packets);
     }
 }

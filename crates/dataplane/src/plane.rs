@@ -247,13 +247,20 @@ impl Plane {
         observers::show(&mut self.observers, self.frames.arena(), self.now_ns, sight, packets);
     }
 
+    /// Shows packets of a path that are dropped at a place.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn show_lost<T: InFrame>(&mut self, path: &Path, why: DropReason, place: Option<DropPlace>, packets: &[T]) {
+        self.show(&Sight::lost(path, why, place), packets);
+    }
+
     /// Shows packets that came back from hop `hop` of a path.
     #[inline(always)]
     pub(crate) fn show_back<T: InFrame>(&mut self, path: &Path, hop: usize, packets: &[T]) {
         if self.observers.is_some()
             && let Some(hop) = path.hops.get(hop)
         {
-            self.show(&Sight::on(path, Point::FromNf(hop.nf)), packets);
+            observers::show_on(&mut self.observers, self.frames.arena(), self.now_ns, path, Point::FromNf(hop.nf), packets);
         }
     }
 

@@ -32,7 +32,7 @@ impl Plane {
                 observers::show_on(&mut self.observers, self.frames.arena(), self.now_ns, path, Point::Sent(port), &burst[..room]);
                 if room < burst.len() {
                     counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
-                    self.show(&Sight::lost(path, DropReason::TxFull, Some(DropPlace::Port(port))), &burst[room..]);
+                    self.show_lost(path, DropReason::TxFull, Some(DropPlace::Port(port)), &burst[room..]);
                     for descriptor in &burst[room..] {
                         self.discard(descriptor.frame);
                     }
@@ -42,7 +42,7 @@ impl Plane {
                 self.counters(path).drops[DropReason::NoSuchPort as usize].add(burst.len() as u64);
                 // An NF's verdict may name any number.
                 let place = (port == path.egress).then_some(DropPlace::Port(port));
-                self.show(&Sight::lost(path, DropReason::NoSuchPort, place), burst);
+                self.show_lost(path, DropReason::NoSuchPort, place, burst);
                 for descriptor in burst {
                     self.discard(descriptor.frame);
                 }

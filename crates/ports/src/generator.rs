@@ -414,6 +414,14 @@ impl Pace {
         if self.is_paced { self.pacer.due(now_ns) } else { u64::MAX }
     }
 
+    /// Counts packets that were made.
+    #[inline(always)]
+    fn sent(&mut self, packets: u64) {
+        if self.is_paced {
+            self.pacer.sent(packets);
+        }
+    }
+
     /// Goes over to another rate of the port, in packets per second; 0: as fast as possible.
     fn change(&mut self, rate_pps: f64) {
         let rate = rate_pps * self.part.0 / self.part.1;
@@ -679,7 +687,7 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
             _ => self.fill::<0>(&taken[..n], out, arena, now_ns),
         }
         let n64 = n as u64;
-        self.pace.pacer.sent(n64);
+        self.pace.sent(n64);
         if self.left != u64::MAX {
             self.left -= n64;
         }
