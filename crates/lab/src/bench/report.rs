@@ -140,12 +140,25 @@ impl Report {
         pairs.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, then {b}")).collect()
     }
 
-    /// Writes it as JSON.
+    /// Writes it as JSON with a line for each variant: the file is small, and two are easy to
+    /// compare.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
+        let Self { experiment, host, seconds, repeats, variants, left_out } = self;
+        let text = format!(
+            "{{\n\"experiment\":{},\n\"host\":{},\n\"seconds\":{},\n\"repeats\":{repeats},\n\"variants\":[\n{}\n],\n\"left_out\":[\n{}\n]\n}}\n",
+            serde_json::to_string(experiment)?,
+            serde_json::to_string(host)?,
+            serde_json::to_string(seconds)?,
+            lines(variants)?,
+            lines(left_out)?,
+        );
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// Each as JSON in a line.
+fn lines<T: Serialize>(all: &[T]) -> serde_json::Result<String> {
+    Ok(all.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join(",\n"))
 }
 
 #[cfg(test)]
