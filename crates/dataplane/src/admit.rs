@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
-use crate::capture::{DropPlace, Sight};
+use crate::capture::DropPlace;
 use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
 use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};

@@ -25,7 +25,7 @@ use sluice_ownership::in_hand;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 
-use crate::capture::{DropPlace, Point, Sight};
+use crate::capture::{DropPlace, Point};
 use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::{self, FlowKey, SHORT};
