@@ -418,10 +418,12 @@ impl Supervisor {
             process.is_some_and(|p| p.number() == pid)
         };
         let Some(number) = self.services.iter().position(is_it) else { return };
+        // Its last words come first: with them it may have said that it is unfit, and is let go.
+        self.hear_zygote(number as u16);
         let Some(Some(service)) = self.services.get_mut(number) else { return };
         let name = name_of(service);
         let Some(zygote) = &mut service.zygote else { return };
-        let Some(process) = &zygote.process else { return };
+        let Some(process) = zygote.process.as_ref().filter(|process| process.number() == pid) else { return };
         if matches!(process::reap(process.pidfd.as_fd()), Ok(None)) {
             return;
         }
