@@ -168,7 +168,8 @@ fn each_flow_has_a_container_of_its_own() {
     }
     let (_folder, root) = bridge();
     for runtime in RUNTIMES {
-        let keys = "per = \"flow\"\n[service.pool]\nmin = 2\nmax = 4\nidle_ms = 500\nqueue = 256";
+        // Longer than a container takes to start on a busy host: its flow holds the others up.
+        let keys = "per = \"flow\"\n[service.pool]\nmin = 2\nmax = 4\nidle_ms = 5000\nqueue = 256";
         let body = port("in", "gen", "rate = 2000\nflows = 3\ncount = 3000\noverload = \"wait\"")
             + &port("out", "sink", "")
             + &contained("a", &root, runtime, keys)

@@ -241,7 +241,8 @@ fn an_nf_that_stands_still_is_stopped_and_started_again() {
 
 #[test]
 fn packets_before_a_killed_nf_do_not_block_its_successor() {
-    let mut daemon = Daemon::start("", &two_chains(&bridge(), "restart"));
+    // The one that is stopped is not to be ended, however long this takes.
+    let mut daemon = Daemon::start("stall_ms = 600000", &two_chains(&bridge(), "restart"));
     let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
     signal(find_nf(&stats, "a.0"), Signal::STOP);
     let stats = daemon.wait("packets stand before b", |s| find_nf(s, "a.0").frames_held > 100);

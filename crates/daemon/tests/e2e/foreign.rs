@@ -824,15 +824,17 @@ fn what_is_wrong_with_a_program_is_reported_before_a_packet_moves() {
     let body = |keys: &str| {
         port("g", "gen", "rate = 10") + &port("n", "sink", "") + &foreign("wrong", keys) + &chain("c", "g", &["wrong"], "n", "")
     };
-    let name = Named("sluice-e2e-taken".into());
+    let name = Named(format!("sluice-e2e-taken-{}", std::process::id()));
     let taken = Netns::named(&name.0).unwrap();
     taken.visit(|| link::make_pair("in", "there", taken.fd(), 1500)).unwrap();
+    let (in_taken, has_one) =
+        (format!("setup = [\"true\"]\nnetns = {:?}", name.0), format!("namespace {} has an interface in already", name.0));
     let cases = [
         ("exec = \"/bin/false\"", "wrong.0 ended before it was given packets"),
         ("exec = \"/bin/no-such\"", "there is no program /bin/no-such"),
         ("setup = [\"echo half; exit 4\"]", "the command `echo half; exit 4` failed: exit status 4"),
         ("exec = \"/bin/sleep\"\nargs = [\"1000\"]\nready = [\"exit 5\"]", "the command `exit 5` failed: exit status 5"),
-        ("setup = [\"true\"]\nnetns = \"sluice-e2e-taken\"", "namespace sluice-e2e-taken has an interface in already"),
+        (in_taken.as_str(), has_one.as_str()),
     ];
     for (keys, wanted) in cases {
         let folder = crate::support::open_folder();

@@ -26,8 +26,9 @@ fn beside_those(args: &[&str], policy: &str, overload: &str, exec: &str, keys: &
     text + &chain("healthy", "steady", &["s", "t"], "all", "")
 }
 
+/// The NF that stands still is not ended, however long that takes.
 fn beside(args: &[&str], policy: &str) -> Daemon {
-    Daemon::start("", &beside_one(args, policy, "wait"))
+    Daemon::start("stall_ms = 600000", &beside_one(args, policy, "wait"))
 }
 
 /// Checks that most packets of the other chain arrive, beside `b` and afterwards.

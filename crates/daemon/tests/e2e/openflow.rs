@@ -214,8 +214,8 @@ fn says(daemon: &mut Daemon, what: &str) {
         assert!(Instant::now() < until, "it does not say {what}:\n{}", log(daemon));
         std::thread::sleep(Duration::from_millis(10));
     }
-    let stats = daemon.stats();
-    assert!(!status(&stats).connected && status(&stats).problem.is_some(), "{:?}", status(&stats));
+    // It is logged a moment before it is reported.
+    daemon.wait("it is reported", |s| !status(s).connected && status(s).problem.is_some());
     goes_on(daemon, "local");
 }
 
@@ -453,7 +453,7 @@ fn packets_wait_for_an_answer_and_not_for_ever() {
 fn pooled(folder: &Path, generator: &str) -> String {
     port("in", "gen", &format!("protocol = \"udp\"\n{generator}"))
         + &port("out", "sink", "")
-        + &pools::ids("ids", folder, "", "min = 8\nmax = 8\nidle_ms = 400\nqueue = 64")
+        + &pools::ids("ids", folder, "", "min = 8\nmax = 8\nidle_ms = 3000\nqueue = 64")
         + &service("bridge", "sluice-nf-bridge", "")
         + &chain("local", "in", &["bridge"], "out", "")
         + "[[chain]]\nname = \"sdn\"\nservices = [\"bridge\", \"ids\"]\negress = \"out\"\n"
@@ -504,8 +504,11 @@ fn packets_that_waited_for_an_answer_reach_nfs_of_their_own() {
     let mut talk = controller.greet();
     let sdn = talk.port_of("sdn");
     talk.ask_for_misses();
-    daemon.wait("packets of all flows wait", |s| status(s).held > 8 && status(s).packet_ins >= 4);
-    let before = left(&daemon.stats(), "local");
+    let stats = daemon.wait("packets of all flows wait, and none is on the rules' way", |s| {
+        let is_empty = find_chain(s, "local").entry_packets == left(s, "local");
+        status(s).held > 8 && status(s).packet_ins >= 4 && is_empty
+    });
+    let before = left(&stats, "local");
     talk.add(100, udp(), sdn);
     talk.barrier();
     daemon.wait("all have passed", |s| left(s, "sdn") + before == 400);

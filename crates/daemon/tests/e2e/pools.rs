@@ -240,7 +240,7 @@ fn packets_that_wait_for_an_nf_are_traced_when_they_go_and_those_that_find_none_
     let folder = crate::support::open_folder();
     let config = port("in", "gen", "rate = 500")
         + &port("out", "sink", "")
-        + &ids("ids", folder.path(), "", "min = 1\nmax = 1\nidle_ms = 100\nwhen_empty = \"wait\"\nqueue = 8")
+        + &ids("ids", folder.path(), "", "min = 1\nmax = 1\nidle_ms = 500\nwhen_empty = \"wait\"\nqueue = 8")
         + "[[rule]]\nname = \"late\"\nprotocol = \"tcp\"\nchain = \"c\"\n"
         + &chain("c", "in", &["ids"], "out", "");
     let mut daemon = Daemon::start("", &config);
@@ -380,7 +380,7 @@ fn a_traffic_class_has_one_nf_with_all_its_flows() {
         + &service(
             "each",
             "sluice-nf-bridge",
-            "per = \"class\"\n[service.pool]\nclass = \"vlan\"\nmin = 4\nring = 512\nidle_ms = 500",
+            "per = \"class\"\n[service.pool]\nclass = \"vlan\"\nmin = 4\nring = 512\nidle_ms = 3000",
         )
         + &chain("red", "red", &["each"], "out", "")
         + &chain("blue", "blue", &["each"], "out", "");
@@ -406,11 +406,11 @@ fn keys_of_a_pool_change_while_its_flows_go_on() {
     };
     let mut daemon = Daemon::start("", &body("min = 4\nmax = 8"));
     let before = daemon.wait("each flow has its NF", |s| pool(s, "ids").assigned == 3 && find_port(s, "out").tx_packets > 100);
-    let config = crate::support::head(daemon.folder(), "") + &body("min = 6\nmax = 12\nidle_ms = 400\nwhen_empty = \"drop\"");
+    let config = crate::support::head(daemon.folder(), "") + &body("min = 6\nmax = 12\nidle_ms = 3000\nwhen_empty = \"drop\"");
     let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
     assert_eq!(
         changes.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        ["~ pool ids: pool.idle_ms 30000 → 400; pool.max 8 → 12; pool.min 4 → 6; pool.when_empty wait → drop"]
+        ["~ pool ids: pool.idle_ms 30000 → 3000; pool.max 8 → 12; pool.min 4 → 6; pool.when_empty wait → drop"]
     );
     let after = daemon.wait("there are as many as there shall be", |s| {
         let pool = pool(s, "ids");

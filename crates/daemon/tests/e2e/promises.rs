@@ -92,12 +92,18 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     assert_eq!(find_chain(&stats, "acme").services, ["acme-nf"]);
     assert_eq!([0, 1].map(|i| find_nf(&stats, &format!("acme-nf.{i}")).core), [0, 1]);
 
-    let stats = daemon.wait("windows", |s| s.promises.len() == 2 && s.promises.iter().all(|promise| promise.windows > 1));
+    // On a busy host, not in each window.
+    let stats = daemon.wait("windows in which one sends too much and gets what it was promised", |s| {
+        let has_two = s.promises.len() == 2 && s.promises.iter().all(|promise| promise.windows > 1);
+        has_two && {
+            let (acme, rogue) = (promise(&s.promises, "acme"), promise(&s.promises, "rogue"));
+            let is_too_much = rogue.excess.is_some() && rogue.policed_pps > 0.0;
+            acme.excess.is_none() && acme.offered_pps > 0.0 && is_too_much && rogue.violations.is_empty()
+        }
+    });
     let (acme, rogue) = (promise(&stats.promises, "acme"), promise(&stats.promises, "rogue"));
     assert_eq!((acme.promised_pps, acme.part, acme.burst, acme.policed), (Some(1e4), 1.0, Some(64), 0));
-    assert!(acme.excess.is_none() && acme.offered_pps > 0.0, "{acme:?}");
-    assert!(rogue.excess.is_some() && rogue.exceeded > 0 && rogue.policed_pps > 0.0 && rogue.policed > 0, "{rogue:?}");
-    assert!(rogue.violations.is_empty(), "it gets what it was promised: {rogue:?}");
+    assert!(rogue.exceeded > 0 && rogue.policed > 0, "{rogue:?}");
     assert!(find_chain(&stats, "rogue").drops["policed"] > 0 && stats.drops["policed"] > 0);
     assert!(!find_chain(&stats, "acme").drops.contains_key("policed"));
     let row = crate::drops::ask(&daemon, "policed");
@@ -150,6 +156,12 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     daemon.stop();
 }
 
+/// Whether the sink has that many packets. Its details are read a moment before its counters.
+fn has_all(stats: &Stats, packets: u64) -> bool {
+    let out = find_port(stats, "out");
+    out.tx_packets >= packets && out.details["stamped"] >= packets as f64
+}
+
 #[test]
 fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
     const PACKETS: u64 = 60_000;
@@ -166,7 +178,7 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
         daemon.wait("packets go on", |s| find_chain(s, "acme").exit_packets > before || find_port(s, "in").finished);
     }
     client.withdraw().unwrap();
-    let stats = daemon.wait("all packets", |s| find_port(s, "out").tx_packets >= PACKETS);
+    let stats = daemon.wait("all packets", |s| has_all(s, PACKETS));
     assert_eq!(
         (find_port(&stats, "out").tx_packets, find_port(&stats, "out").details["lost"]),
         (PACKETS, 0.0),
@@ -244,7 +256,7 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
     let stats = daemon.stats();
     let cores = ["acme-nf.1", "acme-nf.2"].map(|name| find_nf(&stats, name).core);
     assert_eq!((cores, pids(&stats)["acme-nf.1"]), ([1, 0], seen["acme-nf.1"]));
-    let stats = daemon.wait("all packets", |s| find_port(s, "out").tx_packets >= PACKETS);
+    let stats = daemon.wait("all packets", |s| has_all(s, PACKETS));
     assert_eq!(find_port(&stats, "out").details["lost"], 0.0, "{:?}", stats.drops);
     daemon.stop();
 }
@@ -305,10 +317,10 @@ fn what_was_profiled_polls_on_a_core_of_its_own() {
     assert_eq!(["nf.0", "acme-nf.0"].map(|name| find_nf(&stats, name).mode.clone()), ["sleep", "poll"]);
     assert_eq!(find_nf(&stats, "acme-nf.0").core, 1);
     let before = find_chain(&stats, "acme").exit_packets;
-    let stats = daemon.wait("packets and windows", |s| {
-        find_chain(s, "acme").exit_packets > before + 1000 && promise(&s.promises, "acme").windows > 1
+    daemon.wait("packets and windows, and its whole core is its part", |s| {
+        let acme = promise(&s.promises, "acme");
+        find_chain(s, "acme").exit_packets > before + 1000 && acme.windows > 1 && acme.excess.is_none()
     });
-    assert!(promise(&stats.promises, "acme").excess.is_none(), "its whole core is its part: {:?}", stats.promises);
     daemon.client().withdraw().unwrap();
     daemon.stop();
 }
@@ -933,10 +945,12 @@ fn what_no_cache_helps_is_given_an_instance_and_then_policed() {
     assert_eq!(placement.instances("acme").iter().map(|instance| &instance.cores[..]).collect::<Vec<_>>(), [&[0], &[3]]);
 
     // That is all that the cap allows.
-    let stats = daemon.wait("policed", |s| promise(&s.promises, "acme").policed > 0);
+    let stats = daemon.wait("policed", |s| {
+        let acme = promise(&s.promises, "acme");
+        acme.policed > 0 && acme.burst.is_some() && acme.steered.as_ref().unwrap().limit_pps.is_some()
+    });
     let (acme, rogue) = (promise(&stats.promises, "acme"), promise(&stats.promises, "rogue"));
-    let steered = acme.steered.clone().unwrap();
-    assert!(steered.limit_pps.is_some() && steered.asks_for.is_none() && acme.burst.is_some(), "{acme:?}");
+    assert!(acme.steered.as_ref().unwrap().asks_for.is_none(), "{acme:?}");
     assert!(rogue.policed == 0 && rogue.steered.as_ref().unwrap().limit_pps.is_none(), "{rogue:?}");
     daemon
         .wait("it is said what is done", |s| promise(&s.promises, "acme").steered.as_ref().unwrap().remedy == Some(Remedy::Police));

@@ -44,14 +44,16 @@ fn a_timeline_shows_which_nf_had_the_core_and_what_was_refused() {
         let trace = record(&daemon, &["--seconds", "0.5", "--rate", "5000"]);
         let had = trace.slices(None, &core);
         let both = ["a.0", "b.0"].iter().all(|nf| had.iter().any(|(name, ..)| name == nf));
-        if both && !trace.values(Some("chain c"), "dropped: entry").is_empty() {
+        // On a busy host there may be few samples.
+        let waited = |nf: &&str| trace.values(Some(*nf), "queue").iter().any(|queue| *queue > 0);
+        let queues = ["nf a.0", "nf b.0"].iter().all(waited);
+        if both && queues && !trace.values(Some("chain c"), "dropped: entry").is_empty() {
             break trace;
         }
         assert!(Instant::now() < until, "{had:?}");
     };
     assert!(trace.slices(None, &core).iter().all(|(name, ..)| ["a.0", "b.0"].contains(&name.as_str())));
     for nf in ["nf a.0", "nf b.0"] {
-        assert!(trace.values(Some(nf), "queue").iter().any(|queue| *queue > 0), "{nf}");
         let in_flight = trace.values(Some(nf), "in flight");
         assert!(in_flight.iter().all(|n| (0..=64).contains(n)), "{nf}: no more than its ring: {in_flight:?}");
         assert!(trace.track(Some(nf), "awake").is_some(), "{nf}");

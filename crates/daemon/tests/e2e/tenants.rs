@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use sluice_api::model::{Memory, NfState, Stats, Upgrade};
@@ -33,7 +33,14 @@ fn memory<'a>(stats: &'a Stats, tenant: &str) -> &'a Memory {
 
 /// Inodes of the mapped files whose name holds a word.
 fn mapped(pid: u32, word: &str) -> BTreeSet<String> {
-    let maps = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("maps")).unwrap();
+    inodes(&std::fs::read_to_string(maps_of(pid)).unwrap(), word)
+}
+
+fn maps_of(pid: u32) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join("maps")
+}
+
+fn inodes(maps: &str, word: &str) -> BTreeSet<String> {
     let lines = maps.lines().filter(|line| line.contains(word));
     lines.filter_map(|line| line.split_whitespace().nth(4).map(str::to_owned)).collect()
 }
@@ -149,7 +156,8 @@ fn one_that_hangs(mark: &Path) -> String {
 
 /// The packet memory that a process has mapped, if it lives.
 fn arenas(pid: u32) -> BTreeSet<String> {
-    if Path::new("/proc").join(pid.to_string()).join("maps").exists() { mapped(pid, "sluice-arena") } else { BTreeSet::new() }
+    // It may end at any time.
+    inodes(&std::fs::read_to_string(maps_of(pid)).unwrap_or_default(), "sluice-arena")
 }
 
 #[test]
