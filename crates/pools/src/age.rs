@@ -1,0 +1,106 @@
+//! Ends connections that were silent for too long, or that their NFs say are over.
+//!
+//! Some are examined at a time, in turn: each within [`AGE_ROUND_MS`], a few at once.
+//!
+//! # What NFs say
+//! An NF that has a connection alone may ask for its end in its page ([`NfRequest::FlowEnd`]). The
+//! connection then ends as after a FIN of both sides: late packets still meet its members. An NF is
+//! not trusted with what others know of the connection: all that have it alone must say so, which
+//! an NF `per = "class"` has not. And each must have had it for a while ([`LEAST_MS`]), since an
+//! end costs the manager a reset, or with strict isolation a process.
+
+use sluice_api::config::Isolation;
+use sluice_dataplane::classify::flow_table::FlowTable;
+use sluice_policy::pool::life::Timeouts;
+use sluice_shm::page::NfRequest;
+
+use super::PoolSteering;
+use crate::connections::Connection;
+
+/// Least and most connections that one call examines.
+const AGE_BUDGET: u32 = 64;
+const AGE_MOST: u32 = 16_384;
+/// Time in which all are examined, if there are many, in milliseconds.
+const AGE_ROUND_MS: u64 = 2_000;
+/// Least time from the assignment of an NF until its word ends the connection, in milliseconds; and
+/// that where another process takes its place.
+const LEAST_MS: u64 = 100;
+const LEAST_STRICT_MS: u64 = 1_000;
+
+impl PoolSteering {
+    /// Examines the next few connections.
+    pub(super) fn age_some(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
+        let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
+        let places = self.connections.places();
+        if places == 0 || elapsed_ms == 0 {
+            return;
+        }
+        let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
+        for _ in 0..due.clamp(AGE_BUDGET, AGE_MOST).min(places) {
+            self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
+            let place = self.hand;
+            let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
+            if self.is_said_over(connection, now_ms) {
+                self.end_by_word(place, now_ms);
+                continue;
+            }
+            let longest = connection.members().iter().filter_map(|held| Some(self.members(held.service)?.timeouts()));
+            // Without pools the default timeouts apply.
+            let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
+            let timeout = connection.life.timeout_ms(&timeouts);
+            let silent = now_ms.saturating_sub(connection.seen_ms);
+            if silent * 2 < timeout.min(flow_timeout_ms) {
+                continue;
+            }
+            // The flow table knows when its keys were last seen. Only keys with a path of a pool
+            // count.
+            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
+            let idle = idle
+                .filter(|(_, known)| known.number().is_some_and(|path| self.ways.knows(path)))
+                .map(|(idle_ms, _)| idle_ms)
+                .min();
+            let silent = idle.map_or(silent, |idle| idle.min(silent));
+            if silent >= timeout {
+                self.finish(place, flows);
+            } else if let Some(connection) = self.connections.get_mut(place) {
+                connection.seen_ms = now_ms - silent;
+            }
+        }
+    }
+
+    /// Whether all NFs that have this connection alone say that it is over.
+    fn is_said_over(&self, connection: &Connection, now_ms: u64) -> bool {
+        let mut is_said = false;
+        for held in connection.members() {
+            let Some(members) = self.members(held.service).filter(|members| members.class.is_none()) else { continue };
+            let slot = usize::from(held.slot);
+            // None if that NF has died, or another service stands in.
+            let Some(Some(handle)) = members.nfs.get(slot) else { continue };
+            let least_ms = match members.table.pool.isolation {
+                Isolation::Reset => LEAST_MS,
+                Isolation::Strict => LEAST_STRICT_MS,
+            };
+            let since_ms = members.pool.since_ns(held.slot.into()) / 1_000_000;
+            if now_ms < since_ms + least_ms || handle.region.page.asked(NfRequest::FlowEnd, members.resets[slot]) == 0 {
+                return false;
+            }
+            is_said = true;
+        }
+        is_said
+    }
+
+    /// Ends a connection that its NFs say is over.
+    #[cold]
+    fn end_by_word(&mut self, place: u32, now_ms: u64) {
+        let Some(connection) = self.connections.get_mut(place) else { return };
+        connection.life.end();
+        let connection = *connection;
+        for held in connection.members() {
+            let members = self.members(held.service).filter(|members| members.class.is_none());
+            if let Some(members) = members.filter(|members| members.nfs.get(usize::from(held.slot)).is_some_and(Option::is_some)) {
+                members.counters(self.thread).api.ended_by_nf.add(1);
+            }
+        }
+        self.end(place, now_ms.saturating_mul(1_000_000));
+    }
+}
