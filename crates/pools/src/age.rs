@@ -1,6 +1,7 @@
 //! Ends connections that were silent for too long, or that their NFs say are over.
 //!
-//! Some are examined at a time, in turn: each within [`AGE_ROUND_MS`], a few at once.
+//! Some are examined at a time, in turn, so that a call costs little: see
+//! [`Round`](crate::connections::Round).
 //!
 //! # What NFs say
 //! An NF that has a connection alone may ask for its end in its page ([`NfRequest::FlowEnd`]). The
@@ -17,33 +18,24 @@ use sluice_shm::page::NfRequest;
 use super::PoolSteering;
 use crate::connections::Connection;
 
-/// Least and most connections that one call examines.
-const AGE_BUDGET: u32 = 64;
-const AGE_MOST: u32 = 16_384;
-/// Time in which all are examined, if there are many, in milliseconds.
-const AGE_ROUND_MS: u64 = 2_000;
+/// Least connections that one call examines for silence.
+const LEAST_AGED: u32 = 64;
+/// Time between two looks at what NFs say, in milliseconds, and least connections of one look. Each
+/// costs a few cache lines.
+const HEAR_MS: u64 = 10;
+const LEAST_HEARD: u32 = 32;
 /// Least time from the assignment of an NF until its word ends the connection, in milliseconds; and
 /// that where another process takes its place.
 const LEAST_MS: u64 = 100;
 const LEAST_STRICT_MS: u64 = 1_000;
 
 impl PoolSteering {
-    /// Examines the next few connections.
-    pub(super) fn age_some(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
-        let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
+    /// Ends the connections that were silent for too long, among the next few.
+    pub(super) fn end_silent(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
         let places = self.connections.places();
-        if places == 0 || elapsed_ms == 0 {
-            return;
-        }
-        let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
-        for _ in 0..due.clamp(AGE_BUDGET, AGE_MOST).min(places) {
-            self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
-            let place = self.hand;
+        for _ in 0..self.aged.due(places, now_ms, 1, LEAST_AGED) {
+            let place = self.aged.next(places);
             let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
-            if self.is_said_over(connection, now_ms) {
-                self.end_by_word(place, now_ms);
-                continue;
-            }
             let longest = connection.members().iter().filter_map(|held| Some(self.members(held.service)?.timeouts()));
             // Without pools the default timeouts apply.
             let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
@@ -64,6 +56,17 @@ impl PoolSteering {
                 self.finish(place, flows);
             } else if let Some(connection) = self.connections.get_mut(place) {
                 connection.seen_ms = now_ms - silent;
+            }
+        }
+    }
+
+    /// Ends the connections that their NFs say are over, among the next few.
+    pub(super) fn end_said(&mut self, now_ms: u64) {
+        let places = self.connections.places();
+        for _ in 0..self.heard.due(places, now_ms, HEAR_MS, LEAST_HEARD) {
+            let place = self.heard.next(places);
+            if self.connections.get(place).is_some_and(|c| !c.life.has_ended() && self.is_said_over(c, now_ms)) {
+                self.end_by_word(place, now_ms);
             }
         }
     }

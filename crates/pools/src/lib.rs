@@ -73,7 +73,7 @@ use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, Foreseen, SteerRequ
 use sluice_policy::tcp;
 
 use classes::ClassKey;
-use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, NONE};
+use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, NONE, Round};
 use members::Members;
 use waiting::Lines;
 use waiting::Waiting;
@@ -82,6 +82,7 @@ use waiting::Waiting;
 const DRAINED: usize = 16;
 /// Ended connections that one step examines for members that are needed.
 const CUT: usize = 64;
+
 /// The outcome of a search for a member.
 #[derive(Debug, Clone, Copy)]
 enum Finds {
@@ -123,8 +124,8 @@ pub struct PoolSteering {
     /// A published value has changed.
     stirred: bool,
     moved: u32,
-    hand: u32,
-    aged_ms: u64,
+    aged: Round,
+    heard: Round,
 }
 
 impl PoolSteering {
@@ -152,8 +153,8 @@ impl PoolSteering {
             cut_at: None,
             stirred: false,
             moved: 0,
-            hand: 0,
-            aged_ms: 0,
+            aged: Round::default(),
+            heard: Round::default(),
         }
     }
 
@@ -664,7 +665,8 @@ impl ChooseInstances for PoolSteering {
     }
 
     fn age(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
-        self.age_some(flows, now_ms, flow_timeout_ms);
+        self.end_said(now_ms);
+        self.end_silent(flows, now_ms, flow_timeout_ms);
     }
 
     fn waiting(&self) -> usize {

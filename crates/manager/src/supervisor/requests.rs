@@ -1,9 +1,10 @@
 //! What NFs ask for: a priority within the bounds of their service.
 //!
 //! An NF writes it in its page ([`NfRequest::Priority`]), and each tick reads it of the services
-//! that allow it. The process is not trusted: what it asks for is brought within the bounds, and
-//! changes a few times a second at most ([`PriorityRequest`]). It takes effect as `sluice set
-//! service NAME priority=…` does, and is counted and an event.
+//! that allow it, of some NFs in turn where there are many. The process is not trusted: what it
+//! asks for is brought within the bounds, and changes a few times a second at most
+//! ([`PriorityRequest`]). It takes effect as `sluice set service NAME priority=…` does, and is
+//! counted and an event.
 //!
 //! [`PriorityRequest`]: super::nfs::PriorityRequest
 
@@ -17,6 +18,9 @@ use super::nfs::Nf;
 use crate::controller::events::Subject;
 use sluice_api::model::EventKind;
 
+/// NFs whose requests a tick reads, in turn: each costs a cache line or two.
+const HEARD: usize = 512;
+
 /// Reads what an NF asks for. Returns what it asked for before, if that was something else.
 fn heard(nf: &mut Nf, now_ns: u64) -> Option<Option<f64>> {
     let page = &nf.handle.as_ref()?.region.page;
@@ -29,14 +33,24 @@ fn heard(nf: &mut Nf, now_ns: u64) -> Option<Option<f64>> {
 impl Supervisor {
     /// Gives NFs the priorities that they ask for, as far as their services allow it.
     pub(super) fn hear_requests(&mut self) {
-        let Self { nfs, services, .. } = self;
+        let Self { nfs, services, turns, .. } = self;
         let lets_ask: Vec<bool> = services.iter().map(|s| s.as_ref().is_some_and(|s| s.config.lets_ask())).collect();
         if !lets_ask.contains(&true) {
             return;
         }
-        let now_ns = monotonic_ns();
-        let asking = nfs.values_mut().filter(|nf| lets_ask.get(usize::from(nf.service)) == Some(&true));
-        let changed: Vec<(u16, Option<f64>)> = asking.filter_map(|nf| Some((nf.number, heard(nf, now_ns)?))).collect();
+        let (now_ns, mut left, mut changed) = (monotonic_ns(), HEARD, Vec::new());
+        let next = nfs.each_from(turns.next_heard, |nf| {
+            if lets_ask.get(usize::from(nf.service)) != Some(&true) {
+                return true;
+            }
+            let is_next = left > 0;
+            if is_next {
+                left -= 1;
+                changed.extend(heard(nf, now_ns).map(|before| (nf.number, before)));
+            }
+            is_next
+        });
+        turns.next_heard = next.unwrap_or(turns.next_heard);
         changed.into_iter().for_each(|(number, before)| self.give_asked(number, before));
     }
 
