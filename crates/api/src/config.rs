@@ -799,6 +799,14 @@ pub struct Service {
     #[serde(default = "ordinary")]
     #[schemars(range(min = 0))]
     pub priority: f64,
+    /// Least priority that an instance may ask for by the library; default `priority`.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub priority_min: Option<f64>,
+    /// Most priority that an instance may ask for by the library; default `priority`.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub priority_max: Option<f64>,
     /// Whether its program was written for Sluice, or is any program between two network
     /// interfaces.
     #[serde(default)]

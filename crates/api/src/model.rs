@@ -404,7 +404,7 @@ counted! {
 /// Load of an NF, and decisions about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfSched: SchedCounts {
-    /// Its weight besides load: that of its service times that of its flow.
+    /// Its weight besides load: that of its service, or what it asked for, times that of its flow.
     pub priority: f64,
     /// An NF with a higher level precedes others on its core until it has used its part; default 0.
     #[serde(default)]
@@ -435,6 +435,9 @@ pub struct NfSched: SchedCounts {
     /// Its time slices, if NFs of its core do not cooperate.
     #[serde(default)]
     pub turns: u64 => "sluice_nf_turns_total",
+    /// Number of times that its priority changed because it asked for another.
+    #[serde(default)]
+    pub priority_changes: u64 => "sluice_nf_priority_changes_total",
 }
 }
 
@@ -469,11 +472,13 @@ pub enum EventKind {
     Promise,
     /// The flight recorder wrote a timeline.
     Timeline,
+    /// The priority of an NF changed, because it asked for another.
+    Priority,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Throttle,
         Self::Share,
         Self::Death,
@@ -487,6 +492,7 @@ impl EventKind {
         Self::Port,
         Self::Promise,
         Self::Timeline,
+        Self::Priority,
     ];
 
     /// Its name in the API.
@@ -505,6 +511,7 @@ impl EventKind {
             Self::Chain => "chain",
             Self::Promise => "promise",
             Self::Timeline => "timeline",
+            Self::Priority => "priority",
         }
     }
 }
@@ -626,6 +633,9 @@ pub struct Pool: PoolCounts {
     pub activations: u64 => "sluice_pool_activations_total" by threads,
     /// Number of times that an instance became idle again.
     pub ended: u64 => "sluice_pool_ended_total" by threads,
+    /// Flows that ended because their instances said that they are over.
+    #[serde(default)]
+    pub ended_by_nf: u64 => "sluice_pool_ended_by_nf_total" by threads,
     /// Packets that waited for an idle instance.
     pub waits: u64 => "sluice_pool_waits_total" by threads,
     /// Flows that went to the shared service instead.

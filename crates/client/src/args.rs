@@ -92,7 +92,8 @@ Examples:
 
 Kinds: death, restart, upgrade, move, apply, add, remove; chain (it refuses, bypasses, drops or takes packets again); throttle (chains
 refused and let in again because of an NF) and share (of a core), of which a line sums up a tenth of a second; promise (an SLO was
-broken) and timeline (the flight recorder wrote a file). The daemon keeps the last 1,024 of each kind. Times of day are UTC.")]
+broken), timeline (the flight recorder wrote a file) and priority (an NF asked for another). The daemon keeps the last 1,024 of each
+kind. Times of day are UTC.")]
     Events(EventsArgs),
     /// NFs: processes of a service
     #[command(subcommand, visible_alias = "nfs")]

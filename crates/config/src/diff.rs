@@ -63,9 +63,9 @@ pub enum Change {
         /// The new service, with its new number of instances.
         service: Service,
     },
-    /// Change the priority of a service. Instances stay.
+    /// Change the priority of a service, or what its instances may ask for. Instances stay.
     ChangePriority {
-        /// The service as it was, with its new priority.
+        /// The service as it was, with its new priority and bounds.
         service: Service,
     },
     /// Change the number of instances of a pool, or what it does with flows. Instances stay.
@@ -161,7 +161,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     let services = compare(&old.services, &new.services, |s| &s.name);
     changes.extend(services.added.into_iter().map(|service| Change::AddService { service }));
     for (before, service) in services.changed {
-        let tuned = Service { priority: service.priority, ..before.clone() };
+        let tuned = with_priority_of(&before, &service);
         let lives = is_living_change(&tuned, &service);
         let stays = some_stay(&tuned, &service) && !changes_shards(new, &tuned, &service);
         if tuned != before && (tuned == service || lives || stays) {
@@ -223,11 +223,17 @@ fn is_rate_change(before: &Port, after: &Port) -> bool {
     old.rate != new.rate && Port { kind, ..before.clone() } == *after
 }
 
+/// A service with the priority of another, and its bounds.
+pub fn with_priority_of(service: &Service, other: &Service) -> Service {
+    let Service { priority, priority_min, priority_max, .. } = *other;
+    Service { priority, priority_min, priority_max, ..service.clone() }
+}
+
 /// Whether services differ only in priority and in the number and cores of instances, and some
 /// instances can stay.
 pub fn some_stay(before: &Service, after: &Service) -> bool {
-    let Service { instances, cores, priority, .. } = after;
-    let alike = Service { instances: *instances, cores: cores.clone(), priority: *priority, ..before.clone() } == *after;
+    let Service { instances, cores, .. } = after;
+    let alike = Service { instances: *instances, cores: cores.clone(), ..with_priority_of(before, after) } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
     alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
 }
@@ -489,6 +495,11 @@ mod tests {
     fn a_priority_changes_alone_unless_the_instances_are_replaced_anyway() {
         let of = |keys: &str| OLD.replace("exec = \"nat\", instances = 3", &format!("exec = \"nat\", priority = 2, {keys}"));
         assert_eq!(said(OLD, &of("instances = 3")), ["change the priority of service nat"]);
+        assert_eq!(said(OLD, &of("instances = 3, priority_min = 1")), ["change the priority of service nat"]);
+        assert_eq!(
+            said(OLD, &OLD.replace("instances = 3", "instances = 3, priority_max = 4")),
+            ["change the priority of service nat"]
+        );
         let both = ["change the priority of service nat", "add instances of service nat, up to 4"];
         assert_eq!(said(OLD, &of("instances = 4")), both);
         assert_eq!(said(OLD, &of("instances = 3, ring = 64")), ["replace service nat (3 instances)"]);

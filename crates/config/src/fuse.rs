@@ -44,6 +44,10 @@ fn unfit(service: &Service) -> Option<(&'static str, &'static str)> {
         s if s.attach => ("attaches from outside", "let sluiced start it (exec), or run its chain isolated"),
         s if s.container.is_some() => ("runs in a container", "remove `container`, or run its chain isolated"),
         s if s.is_pooled() => ("is a pool, with instances for single flows", "write per = \"shared\", or run its chain isolated"),
+        s if s.lets_ask() => (
+            "may ask for a priority (`priority_min`, `priority_max`), and all of the group have one",
+            "remove these keys, or run its chain isolated",
+        ),
         s if s.storage => ("uses the library's storage, for which all of the group would wait", own_process),
         s if s.args.iter().any(|arg| arg == object::PART) => ("has the argument --part, which is the group's own", own_process),
         _ => return None,
@@ -434,6 +438,7 @@ mod tests {
             (format!("{nat}, cores = [0]"), "differ in `cores`"),
             (format!("{nat}, instances = 2"), "differ in `instances`"),
             (format!("{nat}, storage = true"), "uses the library's storage"),
+            (format!("{nat}, priority_max = 4"), "may ask for a priority"),
             (format!("{nat}, per = \"flow\""), "is a pool"),
             (format!("{nat}, args = [\"--part\"]"), "the argument --part"),
             ("name = \"nat\", attach = true".into(), "attaches from outside"),

@@ -349,6 +349,7 @@ impl Validation<'_> {
                 "write a number above 0; 1 is what the others have, 2 twice that",
             );
         }
+        self.bounds_of_priority(i, service);
         if let Some(tenant) = &service.tenant {
             self.name_of_tenant(at("tenant"), tenant);
         }

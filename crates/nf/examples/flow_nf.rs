@@ -1,7 +1,8 @@
 //! An NF for tests of pools, which assumes one flow at a time and logs what it sees.
 //!
-//! Its arguments are a file, which instances may share, and `--leak`, which disables its state
-//! cleaner. The lines:
+//! Its arguments are a file, which instances may share; `--leak`, which disables its state cleaner;
+//! `--ask=PRIORITY`, for which it asks with each flow; and `--end`, with which it says at a flow's
+//! first packet that the flow is over. The lines:
 //!
 //! | line | when |
 //! |---|---|
@@ -21,6 +22,9 @@ struct FlowNf {
     instance: String,
     leaks: bool,
     connection: Option<String>,
+    context: Context,
+    priority: Option<f64>,
+    ends: bool,
 }
 
 /// The two ends of an IPv4 packet, in an order that does not depend on its direction.
@@ -37,6 +41,16 @@ fn connection(packet: &[u8]) -> Option<String> {
 }
 
 impl FlowNf {
+    /// Asks for what it is to ask for with each flow.
+    fn ask(&self) {
+        if let Some(priority) = self.priority {
+            assert!(self.context.ask_priority(priority), "it has a manager");
+        }
+        if self.ends {
+            assert!(self.context.end_flow(), "it has a manager");
+        }
+    }
+
     fn tell(&mut self, what: &str) {
         // One write, so that lines of several processes do not mix.
         let line = format!("{what}\n");
@@ -59,6 +73,7 @@ impl Handler for FlowNf {
                     let line = format!("begin {instance} {of}");
                     self.connection = Some(of);
                     self.tell(&line);
+                    self.ask();
                 }
             }
         }
@@ -66,6 +81,7 @@ impl Handler for FlowNf {
 
     fn forked(&mut self, context: &Context) -> Result<(), Box<dyn std::error::Error>> {
         self.instance = instance(context);
+        self.context = context.clone();
         Ok(())
     }
 
@@ -87,7 +103,15 @@ fn main() -> ExitCode {
     sluice_nf::run(|context| {
         let path = args.get(1).ok_or("name a file")?;
         let log = OpenOptions::new().create(true).append(true).open(path)?;
-        let instance = instance(context);
-        Ok(FlowNf { log, instance, leaks: args.iter().any(|arg| arg == "--leak"), connection: None })
+        let has = |word: &str| args.iter().any(|arg| arg == word);
+        Ok(FlowNf {
+            log,
+            instance: instance(context),
+            leaks: has("--leak"),
+            connection: None,
+            context: context.clone(),
+            priority: args.iter().find_map(|arg| arg.strip_prefix("--ask=")).map(str::parse::<f64>).transpose()?,
+            ends: has("--end"),
+        })
     })
 }

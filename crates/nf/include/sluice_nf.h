@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Version of this interface; sluice_abi() returns the library's. */
-#define SLUICE_ABI 2u
+#define SLUICE_ABI 3u
 uint32_t sluice_abi(void);
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ enum {
     SLUICE_E_PANIC = -4,     /* the library failed; a bug in it */
     SLUICE_E_GONE = -5,      /* the manager is gone */
     SLUICE_E_BROKEN = -6,    /* the manager's side of the shared memory is broken */
-    SLUICE_E_NOT_THERE = -7, /* the packet has no such header, or there is no such name */
+    SLUICE_E_NOT_THERE = -7, /* there is no such header or name, or no manager to ask */
     SLUICE_E_PACKET = -8,    /* the packet was not read, was written before, or left its frame */
     SLUICE_E_TIMEOUT = -9,   /* no packet came in time */
     SLUICE_E_STORAGE = -10,  /* no storage: sluice_last_error() has the reason */
@@ -157,6 +157,24 @@ int sluice_core(const sluice_context *context);
 /* The NF's own arguments, or those of one part of a group: how many, and one of them ("" beyond). */
 uint32_t sluice_arg_count(const sluice_context *context);
 const char *sluice_arg(const sluice_context *context, uint32_t number);
+
+/*
+ * Asks for a priority beside other NFs: 1 is ordinary, 2 is twice the share of the core. The manager
+ * gives the nearest one within the service's priority_min and priority_max, within about a tenth of
+ * a second; without these keys, none. With per = "flow" it is for the present flow. 0 goes back to
+ * the service's own. To ask is one store to memory. Since SLUICE_ABI 3.
+ * SLUICE_E_ARGUMENT: negative or not finite. SLUICE_E_NOT_THERE: a part of a group, or the context
+ * of a zygote's make (an instance asks by that of `forked`).
+ */
+int sluice_ask_priority(const sluice_context *context, double priority);
+/*
+ * Says that the present flow is over, with per = "flow": the instance is free for another one after
+ * the pool's linger_ms, as after a FIN of both sides, and forgets. A flow ends when the NFs of all
+ * its services per = "flow" have said so, within about two seconds, and no sooner than a tenth of a
+ * second after its begin (a second with isolation = "strict"). Further packets of it are another
+ * flow. Since SLUICE_ABI 3. SLUICE_E_NOT_THERE as above.
+ */
+int sluice_end_flow(const sluice_context *context);
 
 /* How to find the manager. Null members, or null for all: by the environment and arguments. */
 typedef struct sluice_options {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use sluice_shm::handshake::Welcome;
-use sluice_shm::page::Page;
+use sluice_shm::page::{NfRequest, Page};
 use sluice_shm::zygote::Surroundings;
 
 use crate::options;
@@ -24,8 +24,8 @@ pub struct Context {
     pub core: Option<u32>,
     /// The NF's own arguments, as [`crate::args`]; those of one part, if it runs in a group.
     pub args: Vec<OsString>,
-    /// Where a group counts for its parts.
-    #[cfg_attr(not(feature = "group"), allow(dead_code))]
+    /// Where the NF asks the manager, and where a group counts for its parts. None for a zygote, a
+    /// part of a group, and a test.
     pub(crate) page: Option<Page>,
 }
 
@@ -85,10 +85,47 @@ impl Context {
     pub fn port_name(&self, number: u16) -> Option<&str> {
         self.ports.get(number as usize).map(String::as_str).filter(|n| !n.is_empty())
     }
+
+    /// Asks for a priority beside other NFs: 1 is ordinary, 2 is twice the share of the core. The
+    /// manager gives the nearest one within the service's `priority_min` and `priority_max`, within
+    /// about a tenth of a second; without these keys, none. With `per = "flow"` it is for the
+    /// present flow. 0 goes back to the service's own. To ask is one store to memory.
+    ///
+    /// Returns whether there is a manager to ask: not in a unit test, for a part of a group, and in
+    /// a zygote, where an instance asks by the context of [`Handler::forked`]. A number that is
+    /// negative or not finite asks for nothing.
+    ///
+    /// [`Handler::forked`]: crate::Handler::forked
+    pub fn ask_priority(&self, priority: f64) -> bool {
+        if !(priority.is_finite() && priority >= 0.0) {
+            return false;
+        }
+        // At least a thousandth, unless it is 0: the smallest that can be asked for.
+        let thousandths = if priority > 0.0 { ((priority * 1000.0).round() as u32).max(1) } else { 0 };
+        self.ask(NfRequest::Priority, thousandths)
+    }
+
+    /// Says that the present flow is over, with `per = "flow"`: the instance is free for another
+    /// one after the pool's `linger_ms`, as after a FIN of both sides, and forgets. For what only
+    /// the NF knows: the last answer of a protocol without connections, a verdict about the rest. A
+    /// flow ends when the NFs of all its services `per = "flow"` have said so, within about two
+    /// seconds, and no sooner than a tenth of a second after its begin (a second with `isolation =
+    /// "strict"`). Further packets of it are another flow. Without `per = "flow"` it means nothing.
+    ///
+    /// Returns as [`Context::ask_priority`].
+    pub fn end_flow(&self) -> bool {
+        self.ask(NfRequest::FlowEnd, 1)
+    }
+
+    fn ask(&self, request: NfRequest, value: u32) -> bool {
+        self.page.as_ref().inspect(|page| page.ask(request, value)).is_some()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_shm::page::{Region, RegionLayout};
+
     use super::*;
 
     #[test]
@@ -103,5 +140,24 @@ mod tests {
         assert_eq!(context.chain_name(1), None);
         assert_eq!(context.port_name(1), None);
         assert_eq!(context.port_name(0), Some("lan"));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_on_the_page() {
+        let context = Context::for_test("ids.0", &[], &[], &[]);
+        assert!(!context.ask_priority(2.0) && !context.end_flow(), "nobody is there to ask");
+        let page = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap().page;
+        let context = Context { page: Some(page.clone()), ..context };
+        let asked = || [NfRequest::Priority, NfRequest::FlowEnd].map(|request| page.asked(request, 0));
+        for (priority, thousandths) in [(2.5, 2_500), (0.0, 0), (1e-9, 1), (1e300, u32::MAX)] {
+            assert!(context.ask_priority(priority));
+            assert_eq!(asked(), [thousandths, 0]);
+        }
+        for wrong in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(!context.ask_priority(wrong));
+            assert_eq!(asked(), [u32::MAX, 0], "{wrong} asks for nothing");
+        }
+        assert!(context.end_flow());
+        assert_eq!(asked(), [u32::MAX, 1]);
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
-use sluice_shm::page::{Control, Counter};
+use sluice_shm::page::{Control, Counter, NfRequest};
 use sluice_shm::zygote::ZygoteReport;
 use support::{Manager, Mode, outputs};
 
@@ -153,6 +153,24 @@ fn an_error_of_the_handler_drops_its_burst_and_ends_the_nf() {
     let (status, _, err) = process.end();
     assert_eq!(status.code(), Some(1));
     assert!(err.starts_with("-3 "), "{err}");
+}
+
+#[test]
+fn what_c_asks_for_is_on_its_page() {
+    let manager = Manager::new();
+    let program = compile("tests/probe.c", manager.folder(), Link::Static);
+    for (slot, style) in [(0, "callback"), (1, "pull")] {
+        let mut process = manager.spawn(probe(&program, style));
+        let mut nf = manager.welcome(slot, Mode::default());
+        let asked = |nf: &support::Nf<'_>| [NfRequest::Priority, NfRequest::FlowEnd].map(|what| nf.region.page.asked(what, 0));
+        assert_eq!(asked(&nf), [0, 0], "{style}");
+        nf.send(&[b"a0", b"o0"]);
+        assert_eq!(nf.collect(2).len(), 2);
+        assert_eq!(asked(&nf), [2_500, 1], "{style}");
+        process.signal(Signal::TERM);
+        let (status, _, err) = process.end();
+        assert!(status.success(), "{style}: {status} {err}");
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@
     } while (0)
 
 static int wan, ids;
+static const sluice_context *surroundings;
 
 /* Acts on a packet's first byte. */
 static int handle(sluice_packet *packet) {
@@ -46,6 +47,11 @@ static int handle(sluice_packet *packet) {
         CHECK(packet->ingress == 1 && packet->chain == 0);
         sluice_next(packet);
         break;
+    case 'a':
+        CHECK(sluice_ask_priority(surroundings, -1.0) == SLUICE_E_ARGUMENT);
+        CHECK(sluice_ask_priority(surroundings, 2.5) == 0);
+        break;
+    case 'o': CHECK(sluice_end_flow(surroundings) == 0); break;
     case 'w': packet->headroom = 60000; break; /* out of its frame */
     case '!': return -42;
     default: packet->data[1]++;
@@ -54,6 +60,7 @@ static int handle(sluice_packet *packet) {
 }
 
 static void names(const sluice_context *context) {
+    surroundings = context;
     CHECK(strcmp(sluice_name(context), "ids.0") == 0);
     CHECK((wan = sluice_port(context, "wan")) == 1);
     CHECK((ids = sluice_service(context, "ids")) == 2);
@@ -107,6 +114,7 @@ static int zygote_burst(void *state, sluice_packet *packets, uint32_t count, uin
 
 static int zygote_forked(void *state, const sluice_context *context) {
     CHECK(*(int *)state == 0 && sluice_port(context, "wan") == 1);
+    CHECK(sluice_ask_priority(context, 4.0) == 0);
     printf("forked %s\n", sluice_name(context));
     fflush(stdout);
     return getenv("BROKEN") ? 7 : 0;
@@ -115,6 +123,7 @@ static int zygote_forked(void *state, const sluice_context *context) {
 static int zygote_make(const sluice_context *context, void *arg, sluice_handler *handler) {
     CHECK(handler->state == arg && handler->forked == NULL);
     CHECK(strcmp(sluice_name(context), "ids.zygote") == 0 && sluice_core(context) == -1);
+    CHECK(sluice_ask_priority(context, 4.0) == SLUICE_E_NOT_THERE && sluice_end_flow(context) == SLUICE_E_NOT_THERE);
     printf("made"); /* not flushed: the library does it, once */
     handler->burst = zygote_burst;
     handler->forked = zygote_forked;
@@ -279,6 +288,7 @@ static void errors(void) {
     CHECK(sluice_attach(&nowhere, &nf) == SLUICE_E_ATTACH && nf == NULL);
     CHECK(sluice_attach(&nowhere, NULL) == SLUICE_E_ARGUMENT);
     CHECK(sluice_read(NULL, NULL, 1, 0) == SLUICE_E_ARGUMENT && sluice_write(NULL, NULL, 0) == SLUICE_E_ARGUMENT);
+    CHECK(sluice_ask_priority(NULL, 1.0) == SLUICE_E_ARGUMENT && sluice_end_flow(NULL) == SLUICE_E_ARGUMENT);
     CHECK(sluice_context_of(NULL) == NULL && strcmp(sluice_name(NULL), "") == 0);
     CHECK(strcmp(sluice_strerror(SLUICE_E_GONE), "the manager is gone") == 0);
     sluice_detach(NULL);

@@ -334,6 +334,38 @@ impl Connections {
     }
 }
 
+/// How far the connections have been examined in turn, and when last, in milliseconds.
+#[derive(Debug, Default)]
+pub struct Round {
+    hand: u32,
+    at_ms: u64,
+}
+
+/// Time in which all are examined, if there are many, in milliseconds.
+const ROUND_MS: u64 = 2_000;
+/// Most that are examined at a time.
+const MOST_DUE: u32 = 16_384;
+
+impl Round {
+    /// How many of `places` to examine at `now_ms`: `least` or more, or all of them; none sooner
+    /// than `every_ms` after the last time.
+    pub fn due(&mut self, places: u32, now_ms: u64, every_ms: u64, least: u32) -> u32 {
+        let elapsed_ms = now_ms.saturating_sub(self.at_ms).min(ROUND_MS);
+        if elapsed_ms < every_ms {
+            return 0;
+        }
+        self.at_ms = now_ms;
+        let due = (u64::from(places) * elapsed_ms / ROUND_MS) as u32;
+        due.clamp(least, MOST_DUE).min(places)
+    }
+
+    /// The next place to examine.
+    pub fn next(&mut self, places: u32) -> u32 {
+        self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
+        self.hand
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -415,6 +447,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn all_places_come_in_turn_and_within_a_round() {
+        let mut round = Round::default();
+        assert_eq!((round.due(0, 5, 1, 64), round.due(9, 5, 1, 64)), (0, 0), "none, and no time has passed");
+        assert_eq!([6, 6, 7].map(|now_ms| round.due(9, now_ms, 1, 4)), [4, 0, 4]);
+        assert_eq!((0..4).map(|_| round.next(3)).collect::<Vec<_>>(), [1, 2, 0, 1]);
+        let mut round = Round::default();
+        let all: u32 = (1..=200).map(|n| round.due(10_000, n * 10, 10, 32)).sum();
+        assert_eq!(all, 10_000);
+        assert_eq!((round.due(10_000, 2_009, 10, 32), round.due(10_000, 9_000, 10, 32)), (0, 10_000));
     }
 
     #[test]

@@ -13,12 +13,13 @@
 //! combination, which the thread caches. If idle, members with the same index are taken from all
 //! pools, so that there are about as many paths as members.
 //!
-//! An ended connection keeps its members for late packets, for a while, and for less if idle ones
-//! are lacking. When it is over ([`life`](sluice_policy::pool::life)), its keys leave the flow
-//! table. When the last packet has left its members they are reset: the word [`Control::Reset`]
-//! changes, and the member is idle. The library reads the word after it has read packets and before
-//! its handler gets them, so the state is clean before the next flow's first packet, without a wake
-//! or an answer. With `isolation = "strict"` another process takes its place instead.
+//! A connection ends by its packets, by silence, or because its members say so. Ended, it keeps
+//! its members for late packets, for a while, and for less if idle ones are lacking. When it is
+//! over ([`life`](sluice_policy::pool::life)), its keys leave the flow table. When the last packet
+//! has left its members they are reset: the word [`Control::Reset`] changes, and the member is
+//! idle. The library reads the word after it has read packets and before its handler gets them, so
+//! the state is clean before the next flow's first packet, without a wake or an answer. With
+//! `isolation = "strict"` another process takes its place instead.
 //!
 //! Packets that wait for an idle member [are kept here](waiting), in order of arrival.
 //!
@@ -34,6 +35,7 @@
 //! configuration is checked for that. A chain with pooled services costs a decision for each TCP
 //! packet with SYN, to detect half-open connections.
 
+mod age;
 pub mod classes;
 pub mod connections;
 mod held;
@@ -49,7 +51,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sluice_policy::pool::State;
-use sluice_policy::pool::life::{ConnectionEvent, Life, Timeouts};
+use sluice_policy::pool::life::{ConnectionEvent, Life};
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
@@ -71,7 +73,7 @@ use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, Foreseen, SteerRequ
 use sluice_policy::tcp;
 
 use classes::ClassKey;
-use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, NONE};
+use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, NONE, Round};
 use members::Members;
 use waiting::Lines;
 use waiting::Waiting;
@@ -80,11 +82,6 @@ use waiting::Waiting;
 const DRAINED: usize = 16;
 /// Ended connections that one step examines for members that are needed.
 const CUT: usize = 64;
-/// Least and most connections that one call of [`PoolSteering::age`] examines.
-const AGE_BUDGET: u32 = 64;
-const AGE_MOST: u32 = 16_384;
-/// Time in which it examines all of them, if there are many, in milliseconds.
-const AGE_ROUND_MS: u64 = 2_000;
 
 /// The outcome of a search for a member.
 #[derive(Debug, Clone, Copy)]
@@ -127,8 +124,8 @@ pub struct PoolSteering {
     /// A published value has changed.
     stirred: bool,
     moved: u32,
-    hand: u32,
-    aged_ms: u64,
+    aged: Round,
+    heard: Round,
 }
 
 impl PoolSteering {
@@ -156,8 +153,8 @@ impl PoolSteering {
             cut_at: None,
             stirred: false,
             moved: 0,
-            hand: 0,
-            aged_ms: 0,
+            aged: Round::default(),
+            heard: Round::default(),
         }
     }
 
@@ -668,38 +665,8 @@ impl ChooseInstances for PoolSteering {
     }
 
     fn age(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
-        let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
-        let places = self.connections.places();
-        if places == 0 || elapsed_ms == 0 {
-            return;
-        }
-        let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
-        for _ in 0..due.clamp(AGE_BUDGET, AGE_MOST).min(places) {
-            self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
-            let place = self.hand;
-            let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
-            let longest = connection.members().iter().filter_map(|held| Some(self.members(held.service)?.timeouts()));
-            // Without pools the default timeouts apply.
-            let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
-            let timeout = connection.life.timeout_ms(&timeouts);
-            let silent = now_ms.saturating_sub(connection.seen_ms);
-            if silent * 2 < timeout.min(flow_timeout_ms) {
-                continue;
-            }
-            // The flow table knows when its keys were last seen. Only keys with a path of a pool
-            // count.
-            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
-            let idle = idle
-                .filter(|(_, known)| known.number().is_some_and(|path| self.ways.knows(path)))
-                .map(|(idle_ms, _)| idle_ms)
-                .min();
-            let silent = idle.map_or(silent, |idle| idle.min(silent));
-            if silent >= timeout {
-                self.finish(place, flows);
-            } else if let Some(connection) = self.connections.get_mut(place) {
-                connection.seen_ms = now_ms - silent;
-            }
-        }
+        self.end_said(now_ms);
+        self.end_silent(flows, now_ms, flow_timeout_ms);
     }
 
     fn waiting(&self) -> usize {

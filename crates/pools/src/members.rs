@@ -15,6 +15,7 @@ use sluice_dataplane::waker::Waker;
 use sluice_policy::pool::life::Timeouts;
 use sluice_policy::pool::{Pool, State};
 use sluice_shm::histogram::Histogram;
+use sluice_shm::page::Control;
 
 use crate::classes::{ClassKey, Classes};
 use crate::connections::{FALLEN_BACK, Holding, LOST, NONE};
@@ -154,6 +155,8 @@ impl Members {
         self.nfs[slot as usize] = Some(handle.clone());
         self.holders[slot as usize] = NONE;
         self.leaves[slot as usize] = false;
+        // Counted on from there: 0 in a new process, more in one that was a member before.
+        self.resets[slot as usize] = handle.region.page.control(Control::Reset).load(Ordering::Relaxed);
         self.slots.insert(nf, slot);
     }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use sluice_policy::sched::priority::Weight;
+use sluice_shm::page::{Counter, NfRequest};
 
 use super::waiting::LONGEST_WAIT_NS;
 use super::*;
@@ -607,6 +608,59 @@ fn packets_that_go_elsewhere_by_now_hold_no_member() {
         }
         assert_eq!(rig.steering.connections(), held, "{decision:?}");
     }
+}
+
+#[test]
+fn a_flow_ends_when_all_nfs_that_have_it_alone_say_so() {
+    let mut rig = Rig::new(model::Pool { half_open_ms: 1_000_000, ..drops() });
+    let began_ms = rig.clock.now_ns() / MS;
+    let met = rig.packet(0, 1, false, tcp::ACK).unwrap();
+    let pages = [met[0], met[2]].map(|nf| rig.nfs[usize::from(nf)].as_ref().unwrap().handle.region.page.clone());
+    let lingering = |rig: &mut Rig, after_ms: u64| {
+        rig.steering.age(&mut rig.flows, began_ms + after_ms, FLOW_MS);
+        rig.count(State::Lingering)
+    };
+    pages.iter().for_each(|page| page.ask(NfRequest::FlowEnd, 1));
+    assert_eq!(lingering(&mut rig, 50), 0, "too soon");
+    pages[1].ask(NfRequest::FlowEnd, 0);
+    assert_eq!(lingering(&mut rig, 100_000), 0, "one of them has not");
+    pages[1].ask(NfRequest::FlowEnd, 1);
+    assert_eq!(lingering(&mut rig, 200_000), 2);
+    assert_eq!(rig.packet(0, 1, false, tcp::ACK).unwrap(), met, "a late packet");
+    rig.step();
+    assert_eq!((rig.count(State::Idle), rig.steering.connections(), rig.flows.stats().entries), (16, 0, 0));
+    assert_eq!([0, 1].map(|service: usize| rig.counters[service][0].api.ended_by_nf.get()), [1, 1]);
+    // All have flows again. What those two said was about the former one.
+    (2..10).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+    assert_eq!(lingering(&mut rig, 300_000), 0);
+    assert_eq!((rig.count(State::Assigned), rig.steering.connections()), (16, 8));
+    // As the library does when it has forgotten that flow.
+    pages.iter().for_each(|page| page.counter(Counter::Reset).store(1, Ordering::Relaxed));
+    pages.iter().for_each(|page| page.ask(NfRequest::FlowEnd, 1));
+    assert_eq!(lingering(&mut rig, 400_000), 2);
+}
+
+#[test]
+fn a_process_that_has_one_flow_has_it_for_a_second_at_least() {
+    let mut rig = Rig::new(model::Pool { isolation: Isolation::Strict, half_open_ms: 1_000_000, ..drops() });
+    let began_ms = rig.clock.now_ns() / MS;
+    rig.packet(0, 1, false, tcp::ACK).unwrap();
+    rig.nfs.iter().flatten().for_each(|nf| nf.handle.region.page.ask(NfRequest::FlowEnd, 1));
+    rig.steering.age(&mut rig.flows, began_ms + 900, FLOW_MS);
+    assert_eq!(rig.count(State::Lingering), 0);
+    rig.steering.age(&mut rig.flows, began_ms + 100_000, FLOW_MS);
+    assert_eq!(rig.count(State::Lingering), 2);
+}
+
+#[test]
+fn an_nf_of_a_class_ends_no_flow() {
+    let mut rig = Rig::of(Per::Class, classes());
+    rig.packet(0, 1, false, tcp::ACK).unwrap();
+    let now_ms = rig.clock.now_ns() / MS;
+    rig.nfs.iter().flatten().for_each(|nf| nf.handle.region.page.ask(NfRequest::FlowEnd, 1));
+    rig.steering.age(&mut rig.flows, now_ms + 1_000, FLOW_MS);
+    rig.step();
+    assert_eq!((rig.count(State::Assigned), rig.steering.connections()), (2, 1));
 }
 
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@
 //! | 128 | [`asleep`](Page::asleep) and the NF's own doorbell | both |
 //! | 256 | control words: [`Control`] | the manager |
 //! | 320 | counters: [`Counter`] | the NF |
-//! | 448 | reserved | – |
+//! | 448 | what the NF asks for: [`NfRequest`] | the NF |
 //! | 512 | service-time histogram, ns per burst | the NF |
 //! | 2048 | counters of the parts of a group: [`PartCounter`] | the NF |
 //! | 4096 | the rx rings, one for each manager thread that may enqueue | see [`crate::ring`] |
@@ -35,6 +35,7 @@ const ASLEEP: usize = 128;
 const BELL: usize = ASLEEP + 4;
 const CONTROL: usize = 256;
 const COUNTERS: usize = 320;
+const REQUESTS: usize = 448;
 const HISTOGRAM: usize = 512;
 const PARTS: usize = 2048;
 const _: () = assert!(HISTOGRAM + SHARED_BYTES <= PARTS);
@@ -160,7 +161,21 @@ pub enum Counter {
 
 /// Number of [`Counter`]s.
 pub const COUNTER_COUNT: usize = 11;
-const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= HISTOGRAM);
+const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= REQUESTS);
+
+/// What an NF may ask for. Hints: the manager decides, and when. A request is for one flow, by the
+/// value of [`Counter::Reset`]; an NF that gets another flow asks for nothing until it asks again.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub enum NfRequest {
+    /// A priority, in thousandths, within the bounds of its service.
+    Priority = 0,
+    /// 1: its flow is over.
+    FlowEnd = 1,
+}
+
+const REQUEST_COUNT: usize = 2;
+const _: () = assert!(REQUESTS + REQUEST_COUNT * 8 <= HISTOGRAM);
 
 /// Counters of one part of a group, written and shown as [`Counter`]s are.
 #[derive(Debug, Clone, Copy)]
@@ -230,6 +245,24 @@ impl Page {
         let word = self.counter(counter);
         // Relaxed, no read-modify-write: one writer, and it publishes nothing.
         word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    fn request(&self, request: NfRequest) -> &AtomicU64 {
+        self.mapping.atomic_u64(REQUESTS + request as usize * 8).expect("the page is mapped")
+    }
+
+    /// Asks for something; 0 withdraws it. Only the NF may.
+    pub fn ask(&self, request: NfRequest, value: u32) {
+        let flow = self.counter(Counter::Reset).load(Ordering::Relaxed) as u32;
+        // Relaxed: the value and its flow are one word, which publishes nothing else.
+        self.request(request).store(u64::from(flow) << 32 | u64::from(value), Ordering::Relaxed);
+    }
+
+    /// What the NF asks for; 0: nothing, or not for the flow of this [`Control::Reset`]. An NF may
+    /// write anything.
+    pub fn asked(&self, request: NfRequest, flow: u32) -> u32 {
+        let word = self.request(request).load(Ordering::Relaxed);
+        if (word >> 32) as u32 == flow { word as u32 } else { 0 }
     }
 
     /// A counter of part `part` of a group. None beyond [`MAX_PARTS`].
@@ -351,6 +384,7 @@ impl Attached {
 }
 
 const _: () = assert!(CONTROL.is_multiple_of(CACHE_LINE) && COUNTERS.is_multiple_of(CACHE_LINE));
+const _: () = assert!(REQUESTS.is_multiple_of(CACHE_LINE));
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -375,6 +409,25 @@ mod tests {
         nf.page.service_time().record(900);
         assert_eq!(region.page.counter(Counter::Packets).load(Ordering::Relaxed), 3);
         assert_eq!(crate::histogram::Followed::default().follow(region.page.service_time()).count(), 1);
+    }
+
+    #[test]
+    fn a_request_is_for_the_flow_that_the_nf_has() {
+        let layout = RegionLayout::new(1, 8).unwrap();
+        let region = Region::create(layout).unwrap();
+        let nf = Attached::map(region.memory.fd(), layout).unwrap();
+        let asked = |flow| [NfRequest::Priority, NfRequest::FlowEnd].map(|request| region.page.asked(request, flow));
+        assert_eq!((asked(0), asked(1)), ([0, 0], [0, 0]));
+        nf.page.ask(NfRequest::Priority, 2_500);
+        nf.page.ask(NfRequest::FlowEnd, 1);
+        assert_eq!((asked(0), asked(1)), ([2_500, 1], [0, 0]));
+        // As the library does when it has forgotten a flow.
+        nf.page.counter(Counter::Reset).store(1, Ordering::Relaxed);
+        assert_eq!((asked(0), asked(1)), ([2_500, 1], [0, 0]), "it has not asked for the new one");
+        nf.page.ask(NfRequest::Priority, 500);
+        assert_eq!((asked(0), asked(1)), ([0, 1], [500, 0]));
+        nf.page.ask(NfRequest::Priority, 0);
+        assert_eq!(asked(1), [0, 0]);
     }
 
     #[test]

@@ -99,6 +99,22 @@ impl Service {
         !self.attach && !self.is_foreign() && !self.is_inline() && !self.has_members_for_flows()
     }
 
+    /// The least and the most priority that an instance may ask for; `priority` in between.
+    pub fn priority_bounds(&self) -> (f64, f64) {
+        (self.priority_min.unwrap_or(self.priority), self.priority_max.unwrap_or(self.priority))
+    }
+
+    /// Whether an instance may ask for another priority.
+    pub fn lets_ask(&self) -> bool {
+        self.priority_bounds() != (self.priority, self.priority)
+    }
+
+    /// The priority of an instance that asks for one, or for none.
+    pub fn priority_for(&self, asked: Option<f64>) -> f64 {
+        let (least, most) = self.priority_bounds();
+        asked.map_or(self.priority, |asked| asked.min(most).max(least))
+    }
+
     /// Capacity of each ring of its instances.
     pub fn ring_slots(&self) -> u32 {
         if self.is_pooled() { self.pool().ring } else { self.ring }

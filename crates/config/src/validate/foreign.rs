@@ -37,6 +37,8 @@ impl Validation<'_> {
             ("attach", service.attach, "it does not know the way to the daemon; give it `exec`, or `setup` alone"),
             ("zygote", service.zygote, "its program is started as it is; remove `zygote`"),
             ("tenant", service.tenant.is_some(), "it shares no memory with anybody; remove `tenant`"),
+            ("priority_min", service.priority_min.is_some(), "its program asks for nothing; remove `priority_min`"),
+            ("priority_max", service.priority_max.is_some(), "its program asks for nothing; remove `priority_max`"),
         ];
         for (key, _, help) in not_for_it.into_iter().filter(|(_, given, _)| *given) {
             self.error(at(key), format!("service \"{name}\" is foreign, and cannot have `{key}`"), help);
@@ -240,6 +242,7 @@ mod tests {
             ("kind = \"foreign\"".to_string(), "neither a program nor a command"),
             (format!("{f}\nattach = true"), "cannot have `attach`"),
             (format!("{f}\ntenant = \"red\""), "cannot have `tenant`"),
+            (format!("{f}\npriority_max = 4"), "cannot have `priority_max`"),
             (format!("{f}\nargs = [\"x\"]"), "arguments and no program"),
             (format!("{f}\ninterfaces = []"), "has 0 interfaces"),
             (format!("{f}\ninterfaces = [\"a\", \"a\"]"), "two interfaces are called \"a\""),

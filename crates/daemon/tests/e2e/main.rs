@@ -48,6 +48,7 @@ mod promises;
 mod reader;
 mod record;
 mod replay;
+mod requests;
 mod revise;
 mod scheduling;
 mod shards;

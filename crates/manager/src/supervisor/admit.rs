@@ -164,6 +164,7 @@ impl Supervisor {
         nf.told = Some(told);
         nf.counted.service_times.get_mut().begin();
         nf.handle = Some(handle);
+        nf.asked.begin();
         nf.place = Some(place);
         match sent {
             Ok(attached) => self.was_let_in(number, attached),
@@ -185,7 +186,7 @@ impl Supervisor {
         let service = self.service_of(nf).expect("an NF has a service");
         let (name, core, of) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
-        let priority = own_priority(&service.config, &self.config.sched);
+        let priority = own_priority(&service.config, &self.config.sched, None);
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
         // A cost measured before is known before the first packet; later measurements replace it.
         let program = service.exec.as_ref().and_then(|exec| Of::here(exec, &service.config.args).ok());

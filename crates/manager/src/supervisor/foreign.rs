@@ -282,7 +282,7 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
         let (name, core, of, config) = (nf.name.clone(), nf.core, nf.service, service.config.clone());
         let place = self.plane.place_foreign(core)?;
-        let priority = own_priority(&config, &self.config.sched);
+        let priority = own_priority(&config, &self.config.sched, None);
         let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, priority, None) {
             Ok(handle) => handle,
             Err(error) => {

@@ -46,6 +46,7 @@ mod priorities;
 #[cfg_attr(not(feature = "promises"), path = "without/promises.rs")]
 mod promises;
 mod report;
+mod requests;
 mod revise;
 mod runtime_dir;
 #[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]

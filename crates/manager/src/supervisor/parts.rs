@@ -178,9 +178,11 @@ pub(super) struct Turns {
     /// The waker for packet threads that wait for work only this thread does.
     pub(super) waker: Arc<Waker>,
     pub(super) answered: Instant,
-    /// When timers and stop reasons were checked last, and which process is measured next.
+    /// When timers and stop reasons were checked last, which process is measured next, and which
+    /// NF's requests are read next.
     pub(super) ticked: Instant,
     pub(super) next_sample: u16,
+    pub(super) next_heard: u16,
     /// Nothing has moved between the last two ticks and nothing has happened since; and the packets
     /// of all ports at the last tick.
     pub(super) is_quiet: bool,
@@ -204,6 +206,7 @@ impl Turns {
             answered: Instant::now(),
             ticked: Instant::now(),
             next_sample: 0,
+            next_heard: 0,
             is_quiet: false,
             moved: 0,
             due_ns: None,

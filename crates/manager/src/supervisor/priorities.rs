@@ -34,10 +34,11 @@ pub(super) fn class_of(handle: &NfHandle, downstream_first: bool) -> Class {
 /// The class of a process of class rr that is not an NF's own.
 pub(super) const ORDINARY: Class = Class::Rr(LOWEST);
 
-/// Weight of a service's instances. Those with a single flow get the tenant's weight with it.
-pub(super) fn own_priority(service: &Service, sched: &Sched) -> f64 {
+/// Weight of an instance of a service that asks for a priority, or for none. Those with a single
+/// flow get the tenant's weight with it.
+pub(super) fn own_priority(service: &Service, sched: &Sched, asked: Option<f64>) -> f64 {
     let tenant = service.tenant.as_deref().filter(|_| !service.is_pooled());
-    service.priority * sched.priority_of(tenant)
+    service.priority_for(asked) * sched.priority_of(tenant)
 }
 
 #[derive(Debug)]
@@ -185,9 +186,15 @@ mod tests {
     fn a_service_of_a_tenant_is_worth_what_the_tenant_is() {
         let sched = Sched { tenants: [("gold".to_string(), 3.0)].into(), ..Sched::default() };
         let service = |more: &str| toml::from_str::<Service>(&format!("name = \"s\"\npriority = 2\n{more}")).unwrap();
-        assert_eq!(own_priority(&service(""), &sched), 2.0);
-        assert_eq!(own_priority(&service("tenant = \"gold\""), &sched), 6.0);
-        assert_eq!(own_priority(&service("tenant = \"tin\""), &sched), 2.0);
-        assert_eq!(own_priority(&service("tenant = \"gold\"\nper = \"flow\""), &sched), 2.0);
+        let own = |more: &str| own_priority(&service(more), &sched, None);
+        assert_eq!(own(""), 2.0);
+        assert_eq!(own("tenant = \"gold\""), 6.0);
+        assert_eq!(own("tenant = \"tin\""), 2.0);
+        assert_eq!(own("tenant = \"gold\"\nper = \"flow\""), 2.0);
+        let bounds = service("tenant = \"gold\"\npriority_min = 1\npriority_max = 4");
+        let asking = [0.001, 1.5, 4.0, 9.0].map(|asked| own_priority(&bounds, &sched, Some(asked)));
+        assert_eq!(asking, [3.0, 4.5, 12.0, 12.0], "within its bounds");
+        assert_eq!(own_priority(&service("priority_max = 4"), &sched, Some(1.0)), 2.0, "down to its own");
+        assert_eq!(own_priority(&service(""), &sched, Some(9.0)), 2.0, "without bounds it cannot ask");
     }
 }

@@ -5,8 +5,9 @@
 //!   which carries it out between two rounds.
 //! - `weight_every_ms`, `weight_margin_percent` and `min_share_percent`: the share controller reads
 //!   them in its next round.
-//! - `priority` of a service and `tenants`: in the handle of each NF, on its core's page and as its
-//!   priority in the kernel; the weights of rules by new tables.
+//! - `priority` of a service, the bounds of what its NFs [ask for](super::requests), and `tenants`:
+//!   in the handle of each NF, on its core's page and as its priority in the kernel; the weights of
+//!   rules by new tables.
 //! - `rate` of a generator: by a command to the threads that have its queues.
 //! - `log_level`: by the daemon's log ([`crate::levels`]).
 
@@ -16,7 +17,7 @@ use super::{Supervisor, SupervisorError, ports};
 use crate::dataplane::{DataPlane, plane_settings};
 use crate::levels;
 use sluice_api::config::{Config, Manager, Port, PortKind, Sched, Service};
-use sluice_config::diff::{living_manager, living_sched};
+use sluice_config::diff::{living_manager, living_sched, with_priority_of};
 
 impl DataPlane {
     /// Has all threads use other settings.
@@ -64,19 +65,22 @@ impl Supervisor {
         let number = self.service_number(&wanted.name).ok_or_else(|| self.no_such("service", &wanted.name))?;
         let known = self.config.services.iter_mut().filter(|known| known.name == wanted.name);
         let state = self.services.get_mut(usize::from(number)).into_iter().flatten().map(|state| &mut state.config);
-        known.chain(state).for_each(|config| config.priority = wanted.priority);
+        known.chain(state).for_each(|config| *config = with_priority_of(config, wanted));
         self.weigh_again(|nf| nf.service == number);
         Ok(())
     }
 
-    /// Gives NFs the weight of their service again.
+    /// Gives NFs the weight of their service again, or what they ask for.
     fn weigh_again(&self, is_one: impl Fn(&Nf) -> bool) {
-        for nf in self.nfs.values().filter(|nf| is_one(nf)) {
-            let (Some(handle), Some(service)) = (&nf.handle, self.service_of(nf)) else { continue };
-            handle.set_priority(own_priority(&service.config, &self.config.sched));
-            if let Some(priorities) = self.tuning.priorities() {
-                priorities.tell(nf.number);
-            }
+        self.nfs.values().filter(|nf| is_one(nf)).for_each(|nf| self.weigh(nf));
+    }
+
+    /// Gives an NF the weight of its service, or what it asks for.
+    pub(super) fn weigh(&self, nf: &Nf) {
+        let (Some(handle), Some(service)) = (&nf.handle, self.service_of(nf)) else { return };
+        handle.set_priority(own_priority(&service.config, &self.config.sched, nf.asked.priority()));
+        if let Some(priorities) = self.tuning.priorities() {
+            priorities.tell(nf.number);
         }
     }
 

@@ -551,6 +551,7 @@ mod tests {
                 marked: 41,
                 outside_ns: 275.0,
                 turns: 99,
+                priority_changes: 6,
             },
             ..Default::default()
         };
@@ -659,6 +660,7 @@ mod tests {
             ("held", 1.0),
             ("marked_total", 41.0),
             ("turns_total", 99.0),
+            ("priority_changes_total", 6.0),
             ("outside_packet_seconds", 2.75e-7),
         ] {
             assert_eq!(get(&format!("sluice_nf_{name}"), &fw), value, "{name}");

@@ -32,7 +32,7 @@ mod run;
 mod storage;
 
 /// Version of this interface; the header's SLUICE_ABI.
-const ABI: u32 = 2;
+const ABI: u32 = 3;
 
 /// Error codes. The numbers are the header's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Code {
             Self::Panic => c"the library failed; this is a bug in it",
             Self::Gone => c"the manager is gone",
             Self::Broken => c"the manager's side of the shared memory is broken",
-            Self::NotThere => c"the packet has no such header, or there is no such name",
+            Self::NotThere => c"there is no such header or name, or no manager to ask",
             Self::Packet => c"the packet was not read, was written before, or left its frame",
             Self::Timeout => c"no packet came in time",
             Self::Storage => c"there can be no storage",
@@ -344,6 +344,33 @@ unsafe extern "C" fn sluice_arg_count(context: *const CContext) -> u32 {
 unsafe extern "C" fn sluice_arg(context: *const CContext, number: u32) -> *const c_char {
     // SAFETY: null or valid, as the header requires.
     unsafe { context.as_ref() }.and_then(|c| c.args.get(number as usize)).map_or(c"".as_ptr(), |arg| arg.as_ptr())
+}
+
+/// Asks the manager.
+///
+/// # Safety
+/// `context` is null or valid.
+unsafe fn ask(context: *const CContext, ask: impl FnOnce(&Context) -> bool) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promised.
+        let Some(context) = (unsafe { context.as_ref() }) else { return fail(Code::Argument) };
+        if ask(&context.context) { 0 } else { fail(Code::NotThere) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_ask_priority(context: *const CContext, priority: f64) -> c_int {
+    if !(priority.is_finite() && priority >= 0.0) {
+        return fail(Code::Argument);
+    }
+    // SAFETY: the header requires the same of the caller.
+    unsafe { ask(context, |c| c.ask_priority(priority)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_end_flow(context: *const CContext) -> c_int {
+    // SAFETY: the header requires the same of the caller.
+    unsafe { ask(context, Context::end_flow) }
 }
 
 #[cfg(test)]

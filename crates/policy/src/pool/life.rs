@@ -12,6 +12,7 @@
 //! A connection has *ended* after a FIN in both directions, or one RST; late packets may follow. If
 //! its first packet has a FIN, it had ended before: an unanswered end repeats its FIN, and a packet
 //! or two answer it. A SYN without ACK after the end begins a new connection between the same ends.
+//! It has also ended when its NFs say so ([`Life::end`]), whose word the caller checks.
 //! A connection without packets is *silent* after a timeout. TCP is established, with a longer one,
 //! when both directions have carried something without SYN, and none a FIN; before and after, it is
 //! half-open. So an unanswered SYN, a scan, and a stray packet hold an NF for a short time only.
@@ -112,6 +113,11 @@ impl Life {
         ConnectionEvent::GoesOn
     }
 
+    /// Ends the connection, whatever its packets say.
+    pub fn end(&mut self) {
+        self.bits |= ENDED;
+    }
+
     /// Whether the connection has ended.
     pub fn has_ended(&self) -> bool {
         self.bits & ENDED != 0
@@ -182,7 +188,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_tcp_ends_by_silence_alone() {
+    fn one_that_is_said_to_be_over_has_ended() {
+        let mut life = Life::new(true);
+        assert_eq!(life.packet(0, ACK), ConnectionEvent::GoesOn);
+        life.end();
+        assert!(life.has_ended());
+        assert_eq!(life.packet(1, FIN | ACK), ConnectionEvent::Late);
+        assert_eq!(life.packet(0, SYN), ConnectionEvent::BeginsAnew);
+        let mut life = Life::new(false);
+        life.end();
+        assert!(life.has_ended() && life.packet(0, 0) == ConnectionEvent::GoesOn);
+    }
+
+    #[test]
+    fn what_is_not_tcp_ends_by_silence_or_a_word_alone() {
         let mut life = Life::new(false);
         assert!((0..=255).all(|flags| life.packet(flags & 1, flags) == ConnectionEvent::GoesOn));
         assert_eq!(life.timeout_ms(&TIMES), 2);

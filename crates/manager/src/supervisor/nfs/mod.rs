@@ -14,6 +14,7 @@ mod life;
 mod life_tests;
 mod pool;
 mod process;
+mod request;
 mod state;
 mod trial;
 mod zygote;
@@ -39,6 +40,7 @@ pub(crate) use foreign::Foreign;
 pub(crate) use life::{BACKOFF, HELLO_PATIENCE, Life, Origin};
 pub(crate) use pool::{PoolChange, PoolLife, PoolSize};
 pub(crate) use process::Process;
+pub(crate) use request::PriorityRequest;
 pub(crate) use state::State;
 pub(crate) use trial::{Advance, Instance, Trial, step_of_all};
 pub(crate) use zygote::{ASKED, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
@@ -63,6 +65,7 @@ pub(crate) struct Nf {
     pub(crate) foreign: Option<Foreign>,
     pub(crate) counted: Counted,
     pub(crate) position: Position,
+    pub(crate) asked: PriorityRequest,
 }
 
 #[derive(Default)]
@@ -118,6 +121,7 @@ impl Nf {
             foreign: None,
             counted: Counted::default(),
             position: Position { former: None, spread_id: restart_stable_id(&name), instance: None },
+            asked: PriorityRequest::default(),
             name,
         }
     }
