@@ -80,9 +80,11 @@ pub enum DropReason: usize {
     /// The next NF was gone when the packet got there.
     NfGone = "nf_gone", wasted: true,
         "See the NF's death in `sluice events --kind death`.";
-    /// The buffer before the egress port was full: the port takes less than it is given.
+    /// The buffer before the egress port was full: the port takes less than it is given, or a round
+    /// of a packet thread has more for it than its 512 packets, as of many ports at once.
     TxFull = "tx_full", wasted: true,
-        "Use more `queues`, a faster port, or `overload = \"wait\"` of that port, which closes the gates instead.";
+        "Use more `queues`, more packet threads, a faster port, or `overload = \"wait\"` of that port, which closes the gates \
+         instead.";
     /// The egress port was removed, or an NF named a port or service that is not there.
     NoSuchPort = "no_such_port", wasted: true,
         "Correct the chain, or the NF's verdict.";
@@ -116,8 +118,8 @@ reasons! {
 pub enum Refusal: u8 {
     /// No rule matches.
     NoRule = "no_rule", wasted: false,
-        "Add a last rule without a condition, or see with `sluice trace` what the packet is. Fragments have no ports and never \
-         match one.";
+        "Add a rule for the packet that `sluice drops` shows, or a last one without a condition. Fragments have no ports, and match \
+         no rule with ports.";
     /// A service of its chain has no living instance, and the chain does not bypass it.
     NfDown = "nf_down", wasted: false,
         "See [why it does not run](operate-troubleshooting.md#an-nf-does-not-run). `on_failure = \"bypass\"` leaves the hop out, \

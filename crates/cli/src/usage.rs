@@ -40,9 +40,15 @@ pub struct Json {
 }
 
 pub fn seconds(text: &str) -> Result<f64, String> {
+    seconds_within(text, 86_400_000)
+}
+
+/// As [`seconds`], up to this many milliseconds.
+pub fn seconds_within(text: &str, most_ms: u64) -> Result<f64, String> {
+    let most = most_ms as f64 / 1e3;
     match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),
-        Ok(_) => Err("must be between 0.01 and 86400 seconds".into()),
+        Ok(seconds) if (0.01..=most).contains(&seconds) => Ok(seconds),
+        Ok(_) => Err(format!("must be between 0.01 and {most} seconds")),
         Err(_) => Err("must be a number of seconds, such as 1 or 0.5".into()),
     }
 }

@@ -8,7 +8,7 @@ use sluice_api::config::{OnFailure, Run};
 use sluice_api::model::EventKind;
 use sluice_api::{drops, nearest};
 use sluice_cli::lab::LabCommand;
-use sluice_cli::usage::{Json, seconds};
+use sluice_cli::usage::{Json, seconds, seconds_within};
 
 /// See and change what a running sluiced does, and check configurations before it does it.
 #[derive(Debug, Parser)]
@@ -70,7 +70,7 @@ Exit codes: 0 healthy, 1 there is no daemon or it does not answer, 2 wrong usage
     Status(Json),
     /// Watch packets flow: rates, queues, CPU, drops by reason
     #[command(after_help = "\
-Keys: q quit · s sort NFs by the next column · p pause · ↑ ↓ scroll the NFs
+Keys: q quit · s sort NFs by the next column · p pause · ↑ ↓ scroll the NFs · ? show these
 Columns of NFs: IN, OUT and DROPS are packets per second; QUEUE is how full the NF's rings are; CPU is the share of one core
 that it used, SHARE the one that it was given, LOAD the cores that it asks for: the larger of its packets times what one costs and of
 what it used, waking and switching with it (of one that polls, its packets alone); BURST and P99 are the time that it takes
@@ -383,10 +383,10 @@ pub struct NfUpgrade {
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "canary")]
     pub lasts: u64,
     /// By how many percent of its packets it may drop more than the old version
-    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "canary")]
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = margin, requires = "canary")]
     pub max_drops: f64,
     /// Longest time for a burst in microseconds, which 99 of 100 must keep
-    #[arg(long, value_name = "US", requires = "canary")]
+    #[arg(long, value_name = "US", value_parser = micros, requires = "canary")]
     pub max_burst: Option<f64>,
     /// Do not wait for the end of the canary
     #[arg(long, requires = "canary")]
@@ -709,7 +709,7 @@ pub struct TraceArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_api::model::MAX_TRACED)))]
     pub count: u32,
     /// How long to wait for them, in seconds, up to 60
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = patience)]
     pub timeout: f64,
     /// Print JSON
     #[arg(long)]
@@ -778,6 +778,23 @@ fn percent(text: &str) -> Result<u32, String> {
     percent.ok_or_else(|| "write a whole number of percent, 1% to 50%".into())
 }
 
+/// By how much a canary may drop more, in percent.
+fn margin(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "write a number of percent, 0 to 100".into())
+}
+
+/// A time in microseconds.
+fn micros(text: &str) -> Result<f64, String> {
+    let micros = text.parse().ok().filter(|micros: &f64| micros.is_finite() && *micros > 0.0);
+    micros.ok_or_else(|| "write a number of microseconds above 0".into())
+}
+
+/// How long a trace waits, in seconds.
+fn patience(text: &str) -> Result<f64, String> {
+    seconds_within(text, sluice_api::model::MAX_TRACE_MS)
+}
+
 /// A time in whole seconds: `60s`, `5m`, `1h` or `60`.
 fn span(text: &str) -> Result<u64, String> {
     let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
@@ -831,6 +848,7 @@ mod tests {
         assert_eq!(of("--exec x"), Ok((None, 60, false)));
         assert_eq!(of("--exec x --canary 1% --for 5m"), Ok((Some(1), 300, false)));
         assert_eq!(of("--exec x --canary 25 --for 90"), Ok((Some(25), 90, false)));
+        assert_eq!(of("--exec x --canary 1 --max-drops 0.5% --max-burst 250"), Ok((Some(1), 60, false)));
         assert_eq!(of("--abort"), Ok((None, 60, true)));
         for wrong in [
             "",
@@ -839,10 +857,24 @@ mod tests {
             "--exec x --canary 1% --for 25h",
             "--exec x --for 1s",
             "--exec x --canary 1% --for s",
+            "--exec x --canary 1% --max-drops nan",
+            "--exec x --canary 1% --max-drops 101",
+            "--exec x --canary 1% --max-burst 0",
+            "--exec x --canary 1% --max-burst inf",
             "--abort --exec x",
         ] {
             assert!(of(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_time_is_within_what_the_daemon_takes() {
+        let error = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap_err().to_string();
+        assert!(Cli::try_parse_from("sluice trace --timeout 60".split(' ')).is_ok());
+        assert!(Cli::try_parse_from("sluice record --seconds 600 -w a".split(' ')).is_ok());
+        assert!(error("sluice trace --timeout 61").contains("between 0.01 and 60 seconds"));
+        assert!(error("sluice record --seconds 601 -w a").contains("between 0.01 and 600 seconds"));
+        assert!(error("sluice drops --seconds 86401").contains("between 0.01 and 86400 seconds"));
     }
 
     #[test]

@@ -64,6 +64,11 @@ pub fn line(bytes: &[u8]) -> String {
     )
 }
 
+/// The headers of a packet that is given as hexadecimal digits, if it has any.
+pub fn line_of_hex(digits: &str) -> Option<String> {
+    from_hex(digits).map(|bytes| line(&bytes))
+}
+
 /// Outer VLAN, EtherType behind the tags, and where that is at its end.
 fn link(bytes: &[u8]) -> Option<(Option<u16>, u16, usize)> {
     let (mut ethertype, mut at, mut vlan) = (u16_at(bytes, 12)?, ETHERNET, None);

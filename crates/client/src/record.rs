@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use sluice_api::client::Client;
-use sluice_api::model::{MAX_TIMELINE_HZ, MIN_TIMELINE_HZ, RecordRequest};
+use sluice_api::model::{MAX_TIMELINE_HZ, MAX_TIMELINE_MS, MIN_TIMELINE_HZ, RecordRequest};
 use sluice_cli::number::grouped;
 use sluice_cli::table::colour;
-use sluice_cli::usage::{Usage, json, seconds};
+use sluice_cli::usage::{Usage, json, seconds_within};
 
 use crate::output::{self, Output};
 use crate::show;
@@ -23,7 +23,7 @@ pub struct RecordArgs {
     #[arg(long, short, value_name = "FILE", required_unless_present = "list", conflicts_with = "list")]
     pub write: Option<PathBuf>,
     /// How long, in seconds, up to 600
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = length)]
     pub seconds: f64,
     /// Samples a second, if the host has time for them
     #[arg(long, value_name = "N", default_value_t = 2_000,
@@ -41,6 +41,10 @@ pub struct RecordArgs {
     /// Print the list as JSON
     #[arg(long, requires = "list", conflicts_with = "write")]
     pub json: bool,
+}
+
+fn length(text: &str) -> Result<f64, String> {
+    seconds_within(text, MAX_TIMELINE_MS)
 }
 
 /// What a packet begins with: the key of `Trace.packet`, before its length.

@@ -171,6 +171,11 @@ fn hops(args: &ReplayArgs, rules: &Path) -> Result<Vec<Hop>, Usage> {
     }
     let mut hops: Vec<Hop> = Vec::new();
     for (at, nf) in args.through.iter().enumerate() {
+        if nf.is_empty() || nf.contains(char::is_whitespace) {
+            return Err(Usage(format!(
+                "--through names no NF with {nf:?}; write names with commas and no blanks, such as firewall,nat"
+            )));
+        }
         let program = given.iter().find(|(name, _)| name == nf).map(|(_, program)| *program);
         let (exec, hop_args) = match program {
             Some(program) => {
@@ -480,6 +485,8 @@ mod tests {
             ("a.pcap --through nat --nf fw=x", "name it in --through too"),
             ("a.pcap --through nat --nf nat=x --nf nat=y", "given twice"),
             ("a.pcap --through bridge-2,bridge,bridge", "another NF of the name bridge-2"),
+            ("a.pcap --through bridge,,nat", "names no NF with \"\""),
+            ("a.pcap --through 'bridge, nat'", "names no NF with \" nat\""),
         ] {
             let error = hops(&args(line), Path::new("/rules")).unwrap_err().to_string();
             assert!(error.contains(words), "{line}: {error}");

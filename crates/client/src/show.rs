@@ -15,6 +15,8 @@ use sluice_api::promise::Buffers;
 use sluice_cli::number::{age, grouped, rate, short, time};
 use sluice_cli::table::{Cell, Table, Tone};
 
+use crate::header;
+
 /// Tone of an NF's state.
 pub fn nf_tone(state: NfState) -> Tone {
     match state {
@@ -646,6 +648,9 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let bytes = if packet.bytes > 0 { format!(" · {} bytes", packet.bytes) } else { String::new() };
         let chain = packet.chain.as_ref().map_or("no chain".to_string(), |chain| format!("chain {chain}"));
         writeln!(out, "packet {} · {chain}{bytes} · {} · {}", i + 1, packet.outcome, time(took))?;
+        if let Some(headers) = header::line_of_hex(&packet.packet) {
+            writeln!(out, "  {headers}")?;
+        }
         let mut before = None;
         for hop in &packet.hops {
             let step = before.map_or(String::new(), |then| format!("+{}", time(hop.ns.saturating_sub(then))));
@@ -698,8 +703,10 @@ mod tests {
     #[test]
     fn a_traced_packet_is_shown_with_its_chain_if_it_has_one() {
         let hops = vec![model::Hop { place: "port in".into(), ns: 0 }];
-        let stray = model::TracedPacket { chain: None, bytes: 60, hops, outcome: "dropped: no_rule".into() };
-        let refused = model::TracedPacket { chain: Some("web".into()), outcome: "dropped: entry".into(), ..stray.clone() };
+        let stray = model::TracedPacket { bytes: 60, hops, outcome: "dropped: no_rule".into(), ..Default::default() };
+        let (chain, outcome) = (Some("web".into()), "dropped: entry".into());
+        let packet = header::hex(&header::packet("udp 10.0.0.1:1 > 10.0.0.2:2").unwrap().bytes);
+        let refused = model::TracedPacket { chain, outcome, packet, ..stray.clone() };
         let mut out = Vec::new();
         trace(&mut out, &Trace { packets: vec![stray, refused], timed_out: false }).unwrap();
         let out = String::from_utf8(out).unwrap();
@@ -707,6 +714,8 @@ mod tests {
         let want =
             ["packet 1 · no chain · 60 bytes · dropped: no_rule · 0 ns", "packet 2 · chain web · 60 bytes · dropped: entry · 0 ns"];
         assert_eq!(lines, want);
+        let said: Vec<&str> = out.lines().filter(|line| line.starts_with("  udp")).collect();
+        assert_eq!(said, ["  udp 10.0.0.1:1 > 10.0.0.2:2"]);
     }
 
     #[test]

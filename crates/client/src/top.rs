@@ -31,6 +31,10 @@ const WIDE: u16 = 96;
 /// Width from which an NF's time for a packet is shown too.
 const WIDER: u16 = 110;
 
+/// What the screen says of keys, and what it says once they are asked for.
+const HINT: &str = "? keys";
+const KEYS: &str = "q quit · s sort NFs by the next column · p pause · ↑ ↓ scroll the NFs · ? hide";
+
 pub fn run(client: &mut Client, args: &Top, out: &mut dyn Write) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let first = client.stats()?;
@@ -39,7 +43,7 @@ pub fn run(client: &mut Client, args: &Top, out: &mut dyn Write) -> anyhow::Resu
         let view = View { before: Some(first), now: client.stats()?, sort: args.sort, ..View::default() };
         return Ok(out.write_all(view.text().as_bytes())?);
     }
-    let mut view = View { now: first, sort: args.sort, colour: colour_wanted(), ..View::default() };
+    let mut view = View { now: first, sort: args.sort, colour: colour_wanted(), is_live: true, ..View::default() };
     let mut terminal = ratatui::try_init()?;
     let ended = watch(&mut terminal, client, &mut view, interval);
     ratatui::restore();
@@ -60,6 +64,7 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, client: &mut Client, view: &mu
                     KeyCode::Up | KeyCode::Char('k') => view.scroll = view.scroll.saturating_sub(1),
                     KeyCode::Down | KeyCode::Char('j') => view.scroll = (view.scroll + 1).min(view.now.nfs.len().saturating_sub(1)),
                     KeyCode::Home => view.scroll = 0,
+                    KeyCode::Char('?' | 'h') => view.names_keys = !view.names_keys,
                     _ => {}
                 },
                 _ => {}
@@ -101,12 +106,26 @@ struct View {
     paused: bool,
     scroll: usize,
     colour: bool,
+    /// Whether keys are read.
+    is_live: bool,
+    /// Whether the keys are shown.
+    names_keys: bool,
     trouble: Option<String>,
 }
 
 impl Default for View {
     fn default() -> Self {
-        Self { before: None, now: Stats::default(), sort: Sort::Name, paused: false, scroll: 0, colour: false, trouble: None }
+        Self {
+            before: None,
+            now: Stats::default(),
+            sort: Sort::Name,
+            paused: false,
+            scroll: 0,
+            colour: false,
+            is_live: false,
+            names_keys: false,
+            trouble: None,
+        }
     }
 }
 
@@ -206,7 +225,10 @@ impl View {
         }
     }
 
-    fn head(&self) -> [Line<'static>; 2] {
+    fn head(&self, width: u16) -> [Line<'static>; 2] {
+        if let Some(trouble) = &self.trouble {
+            return in_two(trouble, width.into()).map(|part| Line::styled(part.to_owned(), self.style(Tone::Bad)));
+        }
         let status = &self.now.status;
         let busy: Vec<String> =
             status.threads.iter().map(|t| format!("{} core {} {:.0} %", t.role, t.core, t.busy_percent)).collect();
@@ -221,8 +243,8 @@ impl View {
         if self.paused {
             second.push(Span::styled(" · PAUSED, p goes on", self.style(Tone::Warn)));
         }
-        if let Some(trouble) = &self.trouble {
-            second = vec![Span::styled(trouble.clone(), self.style(Tone::Bad))];
+        if self.names_keys {
+            second = vec![Span::raw(KEYS)];
         }
         [Line::from(first), Line::from(second)]
     }
@@ -238,7 +260,7 @@ impl View {
             (WIDE, (">CORE", Constraint::Length(4))),
             (0, (">IN", Constraint::Length(6))),
             (0, (">OUT", Constraint::Length(6))),
-            (0, ("QUEUE", Constraint::Length(12))),
+            (0, (">QUEUE", Constraint::Length(12))),
             (0, (">CPU", Constraint::Length(5))),
             (0, (">SHARE", Constraint::Length(5))),
             (WIDE, (">LOAD", Constraint::Length(6))),
@@ -336,7 +358,7 @@ impl View {
         });
         let columns = [
             ("PORT", Constraint::Fill(1)),
-            ("KIND", Constraint::Length(8)),
+            ("KIND", Constraint::Length(9)),
             (">IN", Constraint::Length(6)),
             ("", Constraint::Length(9)),
             (">OUT", Constraint::Length(6)),
@@ -394,9 +416,13 @@ impl Widget for &View {
             y = y.saturating_add(height);
             part
         };
-        for line in self.head() {
-            line.render(next(1), buffer);
+        let [first, second] = self.head(area.width);
+        let (top, used) = (next(1), first.width());
+        first.render(top, buffer);
+        if self.is_live && used + 2 + HINT.len() <= usize::from(area.width) {
+            Line::from(HINT).right_aligned().render(top, buffer);
         }
+        second.render(next(1), buffer);
         for (rows, make) in [
             (nf_rows, View::nf_table as fn(&View, usize, u16) -> (Table<'static>, usize)),
             (chain_rows, View::chain_table),
@@ -414,6 +440,15 @@ impl Widget for &View {
         for line in drops.into_iter().take(usize::from(drop_rows) + 1) {
             line.render(next(1), buffer);
         }
+    }
+}
+
+/// A text in two lines, the first of which is as long as it may be.
+fn in_two(text: &str, width: usize) -> [&str; 2] {
+    let Some((most, _)) = text.char_indices().nth(width) else { return [text, ""] };
+    match text[..most].rfind(' ') {
+        Some(at) => [&text[..at], &text[at + 1..]],
+        None => [&text[..most], &text[most..]],
     }
 }
 
@@ -555,6 +590,21 @@ mod tests {
         let lines = screen(&View { now, ..View::default() }, 80, 24);
         let line = |name: &str| lines.iter().find(|line| line.starts_with(name)).unwrap();
         assert!(line("p1").contains(" behind ") && line("p0").contains(" gen "), "{lines:#?}");
+    }
+
+    #[test]
+    fn a_screen_says_what_the_keys_do_and_all_of_what_is_wrong() {
+        let mut view = View { now: stats(2, 1), is_live: true, ..View::default() };
+        assert!(screen(&view, 80, 24)[0].ends_with("? keys") && !view.text().contains("q quit"));
+        view.names_keys = true;
+        assert!(screen(&view, 80, 24)[1].starts_with("q quit · s sort NFs"));
+        let trouble =
+            "no sluiced answers at /run/sluice/control.sock: start one with `sluiced CONFIG`, or name its socket by --socket";
+        view.trouble = Some(trouble.into());
+        let lines = screen(&view, 80, 24);
+        let said = format!("{} {}", lines[0].trim_end_matches("? keys").trim_end(), lines[1]);
+        assert_eq!(said, trouble);
+        assert_eq!((in_two("ab cd", 5), in_two("ab cd", 4), in_two("abcd", 2)), (["ab cd", ""], ["ab", "cd"], ["ab", "cd"]));
     }
 
     #[test]

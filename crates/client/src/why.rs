@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::Path;
 
 use anyhow::Context;
+use pcap_file::DataLink;
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use sluice_api::client::Client;
@@ -13,6 +14,12 @@ use sluice_cli::usage::{Usage, json};
 
 use crate::args::WhyArgs;
 use crate::header::{self, HeaderWords};
+
+/// LINKTYPE_ETHERNET.
+const ETHERNET: u32 = 1;
+
+/// What is wrong with other files.
+const NO_CAPTURE: &str = "it is neither pcap nor pcapng";
 
 /// First bytes of a file of pcapng.
 const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
@@ -33,7 +40,7 @@ pub fn run(client: &mut Client, args: &WhyArgs, out: &mut dyn Write) -> anyhow::
 fn of_file(path: &Path, number: u64) -> anyhow::Result<HeaderWords> {
     let mut file = BufReader::new(File::open(path)?);
     let mut magic = [0; 4];
-    file.read_exact(&mut magic)?;
+    file.read_exact(&mut magic).context(NO_CAPTURE)?;
     file.rewind()?;
     let mut left = number.max(1);
     let mut is_it = || {
@@ -48,23 +55,48 @@ fn of_file(path: &Path, number: u64) -> anyhow::Result<HeaderWords> {
     };
     if magic == PCAPNG {
         let mut reader = PcapNgReader::new(file)?;
+        // Of each interface of the section.
+        let mut links = Vec::new();
         while let Some(block) = reader.next_block() {
             match block? {
-                Block::EnhancedPacket(packet) if is_it() => return Ok(words(&packet.data, packet.original_len)),
-                Block::SimplePacket(packet) if is_it() => return Ok(words(&packet.data, packet.original_len)),
+                Block::SectionHeader(_) => links.clear(),
+                Block::InterfaceDescription(interface) => links.push(interface.linktype),
+                Block::EnhancedPacket(packet) if is_it() => {
+                    check_link(links.get(packet.interface_id as usize).copied())?;
+                    return Ok(words(&packet.data, packet.original_len));
+                }
+                Block::SimplePacket(packet) if is_it() => {
+                    check_link(links.first().copied())?;
+                    return Ok(words(&packet.data, packet.original_len));
+                }
                 _ => {}
             }
         }
     } else {
-        let mut reader = PcapReader::new(file)?;
+        let mut reader = PcapReader::new(file).context(NO_CAPTURE)?;
+        let link = reader.header().datalink;
         while let Some(packet) = reader.next_packet() {
             let packet = packet?;
             if is_it() {
+                check_link(Some(link))?;
                 return Ok(words(&packet.data, packet.orig_len));
             }
         }
     }
     Err(Usage(format!("it has no packet number {number}")).into())
+}
+
+/// Checks that a packet begins with what the daemon looks at. `link` is that of its interface.
+fn check_link(link: Option<DataLink>) -> Result<(), Usage> {
+    match link.map(u32::from) {
+        // The upper bits of a pcap describe a frame check sequence.
+        Some(link) if link & 0xffff == ETHERNET => Ok(()),
+        Some(link) => Err(Usage(format!(
+            "it has link type {link}, and a packet that comes in has an Ethernet header; give it in words, such as \"tcp 10.0.0.1:1234 > \
+             10.0.1.2:80\", or take it from what `sluice replay -w` writes of the file"
+        ))),
+        None => Err(Usage("no interface of the file describes it; write the file again with `editcap`".into())),
+    }
 }
 
 /// The decision of a flow's entry.
@@ -183,7 +215,7 @@ tcp 10.0.0.1:1 > 10.0.0.2:2 dscp 0, 60 bytes, in at port lan
             let block = (32 + packet.len() as u32).to_le_bytes();
             pcapng.extend([&[6, 0, 0, 0][..], &block, &[0; 12], &len, &1400u32.to_le_bytes(), &packet[..], &block].concat());
         }
-        for bytes in [pcap, pcapng] {
+        for bytes in [&pcap, &pcapng] {
             std::fs::write(&path, bytes).unwrap();
             for (number, packet) in (1..).zip(&packets) {
                 let words = of_file(&path, number).unwrap();
@@ -193,5 +225,13 @@ tcp 10.0.0.1:1 > 10.0.0.2:2 dscp 0, 60 bytes, in at port lan
             assert_eq!(error, "it has no packet number 3");
         }
         assert!(of_file(&folder.path().join("none"), 1).is_err());
+        // Raw IP, by the header of the file and of its interface.
+        (pcap[20], pcapng[36]) = (101, 101);
+        for (bytes, what) in [(&pcap[..], "it has link type 101"), (&pcapng[..], "it has link type 101"), (&[0; 3][..], "neither")]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            let error = format!("{:#}", of_file(&path, 1).unwrap_err());
+            assert!(error.contains(what), "{error}");
+        }
     }
 }

@@ -159,7 +159,9 @@ pub fn arguments<'a>(all: impl IntoIterator<Item = &'a str>) -> Result<BTreeMap<
 fn json(text: &str) -> Json {
     let parsed = format!("value = {text}").parse::<Table>().ok().filter(|table| table.len() == 1);
     let value = parsed.and_then(|mut table| table.remove("value"));
-    value.and_then(|value| serde_json::to_value(value).ok()).unwrap_or_else(|| text.into())
+    let value = value.and_then(|value| serde_json::to_value(value).ok());
+    // JSON has no infinite numbers, and a null is a default.
+    value.filter(|value| !value.is_null()).unwrap_or_else(|| text.into())
 }
 
 #[cfg(test)]
@@ -222,6 +224,7 @@ mod tests {
             ("service ids", "no key is given"),
             ("service ids prio=2", "has no key \"prio\""),
             ("service ids priority=high", "priority"),
+            ("service ids priority=nan", "priority"),
             ("service ids name=x", "says which service it is"),
             ("port in kind=sink", "says which port it is"),
             ("service ids pool.maxx=3", "maxx"),

@@ -142,13 +142,20 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
             reload(&remote, &path);
         }
     })?;
-    info!("ready; `sluice --socket {} status` tells how it is", socket.display());
-    // It is no error not to run under systemd.
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    announce(&args.config, &socket);
     supervisor.run(|| served.stop());
     handle.close();
     let _ = watcher.join();
+    info!("stopped");
     Ok(())
+}
+
+/// Says that packets can flow: in the log, and to systemd.
+fn announce(config: &Path, socket: &Path) {
+    let (version, config, socket) = (env!("CARGO_PKG_VERSION"), config.display(), socket.display());
+    info!("ready; version {version}, configuration {config}; `sluice --socket {socket} status` tells how it is");
+    // It is no error not to run under systemd.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
 }
 
 /// The configuration in a file; its warnings are logged.
@@ -214,10 +221,8 @@ fn reload(remote: &dyn Backend, path: &Path) {
         }
     };
     match remote.apply(&text, path.to_str(), false) {
-        Ok(applied) => {
-            applied.warnings.iter().for_each(|warning| warn!(target: log::CONFIG, "{warning}"));
-            applied.changes.iter().for_each(|change| info!("{change}"));
-        }
+        // What it changes, the supervisor logs.
+        Ok(applied) => applied.warnings.iter().for_each(|warning| warn!(target: log::CONFIG, "{warning}")),
         Err(error) => error!("{error}"),
     }
 }

@@ -421,7 +421,10 @@ impl Plane {
             if let Some(observers) = self.observers.as_mut().filter(|_| mark & SAMPLED != 0) {
                 observers.begin_timing(self.frames.arena(), path.ingress, descriptor.packet(), self.now_ns);
             }
-            descriptor.flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
+            if mark & TRACED != 0 {
+                descriptor.flags |= flags::TRACED;
+                self.tell_head(descriptor.packet());
+            }
             let to = match step {
                 NextHop::Nf(nf) => TraceWhat::ToNf(nf),
                 NextHop::Port(port) => TraceWhat::ToPort(port),

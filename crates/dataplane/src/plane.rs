@@ -20,7 +20,7 @@ use crate::in_flight::InFlight;
 use crate::observers::{self, Observers};
 use crate::pressure::Alerts;
 use crate::queue::TxBuffer;
-use crate::trace::{Mark, TraceEvent, TraceRequest, TraceWhat};
+use crate::trace::{Mark, TraceEvent, TraceHead, TraceRequest, TraceWhat};
 use crate::wake::Timers;
 
 /// What a packet thread forwards with.
@@ -340,7 +340,17 @@ impl Plane {
         {
             let (what, at_ns) = (TraceWhat::Refused { ingress, chain, why: why.name() }, self.now_ns);
             let packet_then = (at_ns, packet.frame);
+            self.tell_head(packet);
             let _ = trace.events.push(TraceEvent { packet: packet_then, path: None, what, at_ns, len: packet.len });
+        }
+    }
+
+    /// Records the first bytes of a traced packet at its entry, before its first event.
+    #[cold]
+    pub(crate) fn tell_head(&self, packet: Packet) {
+        if let Some(trace) = self.trace() {
+            let (bytes, len) = self.head_of(packet);
+            let _ = trace.heads.push(TraceHead { packet: (self.now_ns, packet.frame), bytes, len: len as u16 });
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use crossbeam_queue::ArrayQueue;
 
 use crate::chain::DropReason;
+use crate::classify::key::LONG;
 
 /// One hop of a traced packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +59,17 @@ impl TraceWhat {
     }
 }
 
+/// The first bytes of a traced packet, as it came in.
+#[derive(Debug, Clone, Copy)]
+pub struct TraceHead {
+    /// The packet, as in its first event.
+    pub packet: (u64, u32),
+    /// The bytes.
+    pub bytes: [u8; LONG],
+    /// How many there are.
+    pub len: u16,
+}
+
 /// The marks of a sampled or traced packet inside a program, restored when it comes out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mark {
@@ -84,6 +96,8 @@ pub struct TraceRequest {
     pub left: AtomicI64,
     /// Recorded hops. Further hops are lost while it is full.
     pub events: ArrayQueue<TraceEvent>,
+    /// The first bytes of each packet.
+    pub heads: ArrayQueue<TraceHead>,
 }
 
 impl TraceRequest {

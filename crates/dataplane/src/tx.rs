@@ -10,8 +10,7 @@ use sluice_shm::ring::Producer;
 use crate::batch::OwnedQueue;
 use crate::capture::{DropPlace, Point, Sight};
 use crate::chain::{Chain, DropReason, Path};
-use crate::counter::Counter;
-use crate::frame::Packet;
+use crate::frame::{InFrame, Packet};
 use crate::handle::NfHandle;
 use crate::observers;
 use crate::plane::Plane;
@@ -130,9 +129,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
         Some(Some(lane)) => enqueue(lane, port, packets),
         _ => {
             // The port has no owner any more.
-            plane.unsent.add(packets.len() as u64);
-            plane.show(&Sight::refused(None, None, PortDrop::Untaken.into(), port), packets);
-            packets.iter().for_each(|packet| plane.discard(packet.frame));
+            drop_waiting(plane, &[], port, packets);
             packets.len()
         }
     }
@@ -156,9 +153,12 @@ fn enqueue(lane: &mut Producer, port: u16, packets: &[Packet]) -> usize {
     sent
 }
 
-/// Counts lost packets of a port: as its queue's, if this thread has the queue.
+/// Drops packets that wait for a port, or find no room before it. They count as its queue's, if
+/// this thread has the queue.
 #[cold]
-pub(crate) fn count_lost(queues: &[OwnedQueue], unsent: &Counter, port: u16, n: usize) {
+pub(crate) fn drop_waiting<T: InFrame>(plane: &mut Plane, queues: &[OwnedQueue], port: u16, packets: &[T]) {
     let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.api.tx_drops);
-    own.unwrap_or(unsent).add(n as u64);
+    own.unwrap_or(&plane.unsent).add(packets.len() as u64);
+    plane.show(&Sight::refused(None, None, PortDrop::Untaken.into(), port), packets);
+    packets.iter().for_each(|packet| plane.discard(packet.packet().frame));
 }

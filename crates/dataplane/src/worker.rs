@@ -336,10 +336,7 @@ impl Worker {
                     {
                         buffer.packets.push(Packet { frame: descriptor.frame, offset: descriptor.offset, len: descriptor.len });
                     }
-                    _ => {
-                        tx::count_lost(&self.queues, &plane.unsent, descriptor.arg, 1);
-                        plane.discard(descriptor.frame);
-                    }
+                    _ => tx::drop_waiting(plane, &self.queues, descriptor.arg, std::slice::from_ref(descriptor)),
                 }
             }
         }

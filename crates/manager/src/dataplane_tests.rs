@@ -545,7 +545,8 @@ fn a_packet_that_finds_no_room_on_a_detour_is_dropped_where_there_is_none() {
 /// Traces up to `count` packets from now on.
 fn trace(plane: &DataPlane, chain: Option<u16>, rule: Option<usize>, count: i64) -> Arc<TraceRequest> {
     let (left, events) = (std::sync::atomic::AtomicI64::new(count), crossbeam_queue::ArrayQueue::new(8192));
-    let trace = Arc::new(TraceRequest { rule, chain, left, events });
+    let heads = crossbeam_queue::ArrayQueue::new(count as usize);
+    let trace = Arc::new(TraceRequest { rule, chain, left, events, heads });
     plane.trace(Some(&trace));
     plane.meet().unwrap();
     trace

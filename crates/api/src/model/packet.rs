@@ -22,6 +22,9 @@ pub struct TracedPacket {
     /// Its length at the entry, in bytes.
     #[serde(default)]
     pub bytes: u32,
+    /// Its first bytes at the entry, as hexadecimal digits.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub packet: String,
     /// The points that it passed, in order.
     pub hops: Vec<Hop>,
     /// `sent to PORT`, or `dropped: REASON`.

@@ -347,6 +347,7 @@ impl Backend for Mock {
         let packet = TracedPacket {
             chain: Some(request.chain.clone().unwrap_or("web".into())),
             bytes: 60,
+            packet: "ffffffffffff0200000000010806".into(),
             hops: vec![hop("port in", 0), hop("nf fw.0", 4_200), hop("port out", 9_000)],
             outcome: "sent to out".into(),
         };
@@ -886,7 +887,8 @@ fn a_trace_is_shown_hop_by_hop() {
     let output = daemon.output(&["trace", "--chain", "dns", "--count", "4"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(text.starts_with("packet 1 · chain dns · 60 bytes · sent to out · 9.00 µs\n"), "{text}");
+    let begin = "packet 1 · chain dns · 60 bytes · sent to out · 9.00 µs\n  arp 02:00:00:00:00:01 > ff:ff:ff:ff:ff:ff\n";
+    assert!(text.starts_with(begin), "{text}");
     assert!(text.contains("    4.20 µs    +4.20 µs  nf fw.0\n"), "{text}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "sluice: only 3 of 4 packets came by within 5 s\n");
     let json: Trace = serde_json::from_str(&daemon.ok(&["trace", "-n", "2", "--json"])).unwrap();

@@ -103,3 +103,24 @@ fn a_device_of_which_no_rule_speaks_does_not_stay_in_the_memory_of_who_was_alone
     goes_on(&mut daemon);
     daemon.stop();
 }
+
+#[test]
+fn packets_that_a_device_does_not_take_are_shown() {
+    // Nothing is connected to it.
+    let files = crate::support::open_folder();
+    let socket = files.path().join("memif").display().to_string();
+    let body = port("in", "gen", "rate = 50000")
+        + &device("out", &format!("net_memif0,role=server,id=0,socket={socket},socket-abstract=no"), "")
+        + &service("a", "sluice-nf-bridge", "")
+        + &chain("c", "in", &["a"], "out", "");
+    let daemon = Daemon::start("", &body);
+    let row = crate::drops::ask(&daemon, "port_tx");
+    let sample = &row["samples"][0];
+    assert_eq!(
+        (&sample["port"], &sample["bytes"], &row["places"][0]["what"]),
+        (&"out".into(), &60.into(), &"port out".into()),
+        "{row}"
+    );
+    assert!(sample["headers"].as_str().unwrap().starts_with("udp 10.0.0.1:"), "{row}");
+    daemon.stop();
+}

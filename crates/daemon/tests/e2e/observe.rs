@@ -56,7 +56,8 @@ fn packets_are_traced_whatever_becomes_of_them() {
         assert!(!trace.timed_out && trace.packets.len() == request.count as usize, "{trace:?}");
         let one = |packet: &TracedPacket| {
             let hops: Vec<String> = packet.hops.iter().map(|hop| hop.place.clone()).collect();
-            assert!(packet.bytes > 0, "{packet:?}");
+            // The headers: Ethernet, IPv4, UDP.
+            assert!(packet.bytes > 0 && packet.packet.len() >= 84 && packet.packet[24..].starts_with("080045"), "{packet:?}");
             (packet.chain.clone(), hops.join(", "), packet.outcome.clone())
         };
         trace.packets.iter().map(one).collect::<Vec<_>>()

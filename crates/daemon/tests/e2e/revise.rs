@@ -89,6 +89,7 @@ fn keys_change_in_what_runs_and_no_packet_is_lost() {
     let set: Vec<_> = set.map(|event| (event.subject.clone().unwrap(), event.text.clone().unwrap())).collect();
     assert_eq!(set.len(), 4, "{set:?}");
     assert_eq!(set[0], ("service s".into(), "set priority 1.0 → 2.0".into()));
+    daemon.wait_for_log("sluiced: service s: set priority 1.0 → 2.0");
     settle(daemon);
 }
 

@@ -351,11 +351,7 @@ impl Worker {
             buffer.open = false;
             let lost = std::mem::take(&mut buffer.packets);
             if !lost.is_empty() {
-                tx::count_lost(&self.queues, &plane.unsent, port, lost.len());
-            }
-            for packet in lost {
-                plane.table.free(packet.frame);
-                plane.frames.free(packet.frame);
+                tx::drop_waiting(plane, &self.queues, port, &lost);
             }
         }
         if let Some(mark) = plane.jammed.get(port as usize) {

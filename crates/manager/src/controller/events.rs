@@ -15,6 +15,8 @@ use sluice_api::model::{Event, EventKind, PortState};
 /// The time that one event sums up, in nanoseconds.
 pub const EVERY_NS: u64 = 100_000_000;
 pub const KEPT: usize = 1024;
+/// Kinds of what an operator has done. The log has these too: it outlives the daemon.
+const BY_OPERATOR: [EventKind; 5] = [EventKind::Apply, EventKind::Upgrade, EventKind::Move, EventKind::Add, EventKind::Remove];
 
 /// What happened to an NF or port within [`EVERY_NS`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,11 +100,15 @@ impl EventLog {
 
     /// The same at a time of the monotonic clock, in nanoseconds.
     pub fn note_at(&self, time_ns: u64, kind: EventKind, subject: Subject<'_>, text: impl Into<String>) {
+        let text = text.into();
         let (nf, subject) = match subject {
             Subject::Nf(name) => (name.to_string(), None),
             Subject::Other(kind, name) => (String::new(), Some(format!("{kind} {name}").trim_end().to_string())),
         };
-        self.inner().push(Event { time_ns, nf, subject, event: kind, count: 1, text: Some(text.into()), ..Event::default() });
+        if BY_OPERATOR.contains(&kind) {
+            info!("{}: {text}", subject.as_deref().unwrap_or(&nf));
+        }
+        self.inner().push(Event { time_ns, nf, subject, event: kind, count: 1, text: Some(text), ..Event::default() });
     }
 
     /// The events with numbers above this one, oldest first.

@@ -1,5 +1,6 @@
 //! The control API's backend: requests run as closures on the supervisor's thread.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
@@ -20,7 +21,7 @@ use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
 use sluice_api::{ApiError, ErrorKind};
-use sluice_dataplane::trace::{TraceEvent, TraceRequest, TraceWhat};
+use sluice_dataplane::trace::{TraceEvent, TraceHead, TraceRequest, TraceWhat};
 
 /// Longest wait of a request for the supervisor.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,6 +33,15 @@ const UPGRADED: Duration = Duration::from_secs(60);
 const PLACED: Duration = Duration::from_secs(40);
 /// Hops that a trace keeps of a packet, on average.
 const HOPS: usize = 16;
+
+/// The first bytes of traced packets, as hexadecimal digits.
+type Heads = HashMap<(u64, u32), String>;
+
+fn heads_of(trace: &TraceRequest) -> Heads {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let digits = |head: TraceHead| hex(&head.bytes[..usize::from(head.len)]);
+    std::iter::from_fn(|| trace.heads.pop()).map(|head| (head.packet, digits(head))).collect()
+}
 
 /// A handle by which other threads reach the supervisor.
 #[derive(Clone)]
@@ -172,15 +182,15 @@ impl Supervisor {
             None => None,
         };
         let count = request.count.clamp(1, api::MAX_TRACED);
-        let events = ArrayQueue::new(count as usize * HOPS);
-        let trace = Arc::new(TraceRequest { chain, rule, left: AtomicI64::new(i64::from(count)), events });
+        let (events, heads) = (ArrayQueue::new(count as usize * HOPS), ArrayQueue::new(count as usize));
+        let trace = Arc::new(TraceRequest { chain, rule, left: AtomicI64::new(i64::from(count)), events, heads });
         self.plane.trace(Some(&trace));
         let lasts = Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
         self.seen.tracing = Some((trace.clone(), now + lasts + PATIENCE));
         Ok(trace)
     }
 
-    fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, count: u32) -> api::Trace {
+    fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, mut heads: Heads, count: u32) -> api::Trace {
         if self.seen.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
             self.plane.trace(None);
         }
@@ -211,7 +221,7 @@ impl Supervisor {
         let registry = self.plane.registry();
         let told: Vec<api::TracedPacket> = packets
             .into_iter()
-            .filter_map(|((entered, _), events)| {
+            .filter_map(|(name, events)| {
                 let first = *events.first()?;
                 let (ingress, chain) = match first.what {
                     TraceWhat::Refused { ingress, chain: number, .. } => (ingress, number.and_then(chain)),
@@ -221,7 +231,7 @@ impl Supervisor {
                 let mut hops = vec![api::Hop { place: format!("port {}", port(ingress)), ns: 0 }];
                 let mut outcome = "still inside".to_string();
                 for event in events {
-                    let ns = event.at_ns.saturating_sub(entered);
+                    let ns = event.at_ns.saturating_sub(name.0);
                     let mut hop = |place: String| hops.push(api::Hop { place, ns });
                     match event.what {
                         TraceWhat::ToNf(number) => hop(format!("nf {}", nf(number))),
@@ -240,7 +250,7 @@ impl Supervisor {
                         TraceWhat::Refused { why, .. } => outcome = format!("dropped: {why}"),
                     }
                 }
-                Some(api::TracedPacket { chain, bytes, hops, outcome })
+                Some(api::TracedPacket { chain, bytes, packet: heads.remove(&name).unwrap_or_default(), hops, outcome })
             })
             .collect();
         let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
@@ -527,8 +537,8 @@ impl Backend for Remote {
             std::thread::sleep(Duration::from_millis(2));
             events.extend(std::iter::from_fn(|| trace.events.pop()));
         }
-        let count = request.count;
-        self.call(move |s| s.tell_trace(&trace, events, count))
+        let (heads, count) = (heads_of(&trace), request.count);
+        self.call(move |s| s.tell_trace(&trace, events, heads, count))
     }
 
     fn why(&self, request: &api::WhyRequest) -> Result<api::WhyReply, ApiError> {
