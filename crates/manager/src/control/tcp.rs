@@ -5,19 +5,18 @@
 //! end, so its threads have a low priority: where a core is contended, they get a tenth of it. What
 //! it serves, and to which requests, is the caller's choice.
 
+use std::future::ready;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use super::guest::{Guest, Patient};
-use super::server::{Limits, converse, find_place};
+use super::guest::{Guest, find_place};
+use super::server::Limits;
 
 /// Most calls of the backend at a time.
 const CALLS: usize = 4;
@@ -108,13 +107,7 @@ async fn accept(listener: StdListener, app: Router, limits: Limits, mut stopped:
         guests.push(guest.clone());
         let (app, stopped) = (app.clone(), stopped.clone());
         tokio::spawn(async move {
-            let stream = Patient::new(stream, limits.write, guest.clone());
-            let app = app.layer(axum::middleware::from_fn_with_state(guest.clone(), Guest::calls));
-            tokio::select! {
-                () = converse(TokioIo::new(stream), app, limits, false, stopped) => {}
-                () = guest.goes.notified() => {}
-            }
-            guest.is_gone.store(true, Ordering::Relaxed);
+            guest.attend(stream, |stream| ready(Ok(stream)), app, limits, stopped).await;
             drop(place);
         });
     }
