@@ -133,7 +133,7 @@ ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 endif
 	$(foreach feature,$(with),cargo clippy --workspace $(CARGO_FLAGS) --features $(feature) -- -D warnings$(newline)	)
-	$(foreach features,"" foreign inline page pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
+	$(foreach features,"" foreign inline page pools promises sdn tls turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
 doc:

@@ -64,13 +64,17 @@ impl From<Found> for Problem {
 const PORT: &str = "port";
 
 /// What the daemon of this host cannot do of a configuration: it knows its drivers and features,
-/// and opens the ports.
+/// opens the ports, and reads the files of the page.
 pub fn port_problems(path: &Path, config: &Config) -> Vec<Problem> {
     let first = config.ports.iter().position(|port| port.kind.is_of_host());
+    let page = &config.page;
+    let files = page.certificate.is_some() || page.token.is_some() || !page.operators.is_empty();
     ask(path).unwrap_or_else(|error| {
         let help = "install sluiced beside sluice, or check with --no-host";
-        let warn = |first| Problem::warning(At::entry(PORT, first, "kind"), format!("ports were not looked at: {error:#}"), help);
-        first.map(warn).into_iter().collect()
+        let warn = |at, what: &str| Problem::warning(at, format!("{what} were not looked at: {error:#}"), help);
+        let ports = first.map(|first| warn(At::entry(PORT, first, "kind"), "ports"));
+        let page = files.then(|| warn(At::key("page", "listen"), "files of the page"));
+        ports.into_iter().chain(page).collect()
     })
 }
 

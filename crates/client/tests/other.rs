@@ -94,6 +94,13 @@ fn the_daemon_says_what_is_wrong_with_ports() {
     let out = folder.run(&["check", &path]);
     let said = text(&out.stderr);
     assert!(out.status.success() && said.contains("warning: ports were not looked at: the program sluiced is neither"), "{said}");
+    let page = config(folder.0.path(), "kind = \"gen\"");
+    let rest = std::fs::read_to_string(&page).unwrap();
+    std::fs::write(&page, format!("[page]\nlisten = \"127.0.0.1:0\"\ntoken = \"t\"\n{rest}")).unwrap();
+    let out = folder.run(&["check", &page]);
+    let said = text(&out.stderr);
+    assert!(said.contains(":2:10: warning: files of the page were not looked at: the program sluiced is neither"), "{said}");
+    let path = config(folder.0.path(), "kind = \"pcap\"\nread = \"/dev/null\"");
     folder.script(
         "sluiced",
         r#"[ "$1" = --ports ] || exit 1

@@ -60,7 +60,10 @@ pub fn anchor(config: &mut Config, folder: &Path) {
     anchored(&mut config.manager.estimates);
     config.manager.history.iter_mut().for_each(anchored);
     anchored(&mut config.promises.resctrl);
-    config.promises.placement.iter_mut().chain(&mut config.page.token).for_each(anchored);
+    config.promises.placement.iter_mut().for_each(anchored);
+    let page = &mut config.page;
+    page.certificate.iter_mut().chain(&mut page.key).chain(&mut page.token).for_each(anchored);
+    page.operators.values_mut().for_each(anchored);
     config.flow_log.file.iter_mut().for_each(anchored);
     anchored(&mut config.recorder.folder);
     for port in &mut config.ports {

@@ -153,15 +153,17 @@ fn kinds_and_words() {
 }
 
 #[test]
-fn a_page_for_this_host_alone() {
+fn a_page_for_this_host_or_with_tls_and_a_token() {
+    let tls = "certificate = \"c.pem\"\nkey = \"k.pem\"\n";
+    let open = format!("+[page]\nlisten = \"0.0.0.0:9180\"\n{tls}");
     check(&[
         ("+[page]\nlisten = \"127.0.0.1:9180\"\ntoken = \"secret\"\n", &[]),
         ("+[page]\nlisten = \"[::1]:0\"\n", &[]),
         (
             "+[page]\nlisten = \"0.0.0.0:9180\"\n",
             &[
-                "2:10: the page would be open to other hosts at 0.0.0.0:9180, and there is no TLS | write listen = \"127.0.0.1:9180\"; \
-                 from elsewhere `ssh -L 9180:127.0.0.1:9180 HOST` leads there",
+                "2:10: the page would be open to other hosts at 0.0.0.0:9180, and there is no TLS | write certificate, key and token, or \
+                 listen = \"127.0.0.1:9180\"; from elsewhere `ssh -L 9180:127.0.0.1:9180 HOST` leads there",
             ],
         ),
         (
@@ -170,7 +172,43 @@ fn a_page_for_this_host_alone() {
         ),
         (
             "+[page]\ntoken = \"secret\"\n",
-            &["2:9: a token is for the listener, and there is none | write listen = \"127.0.0.1:9180\", or leave token out"],
+            &["2:9: token is for the listener, and there is none | write listen = \"127.0.0.1:9180\", or leave token out"],
+        ),
+        (&format!("{open}token = \"t\"\n"), &[]),
+        (&format!("{open}operators = {{ alice = \"a\" }}\n"), &[]),
+        (&format!("+[page]\nlisten = \"127.0.0.1:9180\"\n{tls}"), &[]),
+        (
+            &open,
+            &["2:10: anybody could read the page at 0.0.0.0:9180: there is no token | write token = \"FILE\"; \
+                 `(umask 77; openssl rand -hex 32 > FILE)` makes one"],
+        ),
+        (
+            "+[page]\nlisten = \"127.0.0.1:9180\"\ncertificate = \"c.pem\"\n",
+            &["3:15: the certificate has no key | write key = \"FILE\" beside it"],
+        ),
+        (
+            "+[page]\nlisten = \"127.0.0.1:9180\"\nkey = \"k.pem\"\n",
+            &["3:7: the key has no certificate | write certificate = \"FILE\" beside it"],
+        ),
+        (
+            "+[page]\nlisten = \"127.0.0.1:9180\"\noperators = { alice = \"a\" }\n",
+            &[
+                "3:13: tokens of operators would be sent without TLS | write certificate and key beside them, or leave operators out",
+            ],
+        ),
+        (
+            &format!("{open}operators = {{ \"al ice\" = \"a\" }}\n"),
+            &[
+                "5:13: the name of an operator cannot be \"al ice\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \"_\" \
+                 and \"-\"",
+            ],
+        ),
+        (
+            &format!("{open}operators = {{ alice = 1 }}\n"),
+            &[
+                "5:23: operators takes a table of strings, such as { NAME = \"value\" }, not a whole number | write operators = { NAME = \
+                 \"value\" }",
+            ],
         ),
     ]);
 }
@@ -754,7 +792,8 @@ fn relative_paths_count_from_the_folder_of_the_file() {
     let file = folder.path().join("a.toml");
     let text = "[manager]\nruntime_dir = \"run\"\n[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"./in.pcap\"\nwrite = \
      \"/tmp/out.pcap\"\n\
-                [[service]]\nname = \"a\"\nexec = \"a\"\n[[service]]\nname = \"b\"\nexec = \"./b\"\n";
+                [[service]]\nname = \"a\"\nexec = \"a\"\n[[service]]\nname = \"b\"\nexec = \"./b\"\n\
+                [page]\nlisten = \"[::]:0\"\ncertificate = \"c\"\nkey = \"/k\"\ntoken = \"t\"\noperators = { alice = \"./a\" }\n";
     std::fs::write(&file, text).unwrap();
     let config = crate::load::load(&file).unwrap();
     let folder = folder.path().canonicalize().unwrap();
@@ -764,6 +803,10 @@ fn relative_paths_count_from_the_folder_of_the_file() {
     assert_eq!(pcap.write.as_deref(), Some(Path::new("/tmp/out.pcap")));
     assert_eq!(config.services[0].exec.as_deref(), Some(Path::new("a")));
     assert_eq!(config.services[1].exec.as_deref(), Some(folder.join("b").as_path()));
+    assert_eq!(config.page.certificate, Some(folder.join("c")));
+    assert_eq!(config.page.key.as_deref(), Some(Path::new("/k")));
+    assert_eq!(config.page.token, Some(folder.join("t")));
+    assert_eq!(config.page.operators["alice"], folder.join("a"));
 }
 
 #[test]

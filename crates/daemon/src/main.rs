@@ -84,6 +84,7 @@ fn main() -> ExitCode {
 fn problems(config: &Config) -> Vec<Problem> {
     let mut found = sluice_ports::problems(config);
     found.extend(features::problems(config));
+    found.extend(page::problems(config));
     found
 }
 
@@ -185,8 +186,8 @@ impl Served {
 fn serve(socket: &Path, backend: Arc<dyn Backend>, listener: Option<PageListener>) -> anyhow::Result<Served> {
     let page = PageServer::start(backend.clone(), listener)?;
     let server = server::serve_with(socket, backend, server::Limits::default(), page.onto())?;
-    if let Some(address) = page.address() {
-        info!("the page is at http://{address}/");
+    if let Some(url) = page.url() {
+        info!("the page is at {url}");
     }
     Ok(Served { server, page })
 }

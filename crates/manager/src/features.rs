@@ -8,6 +8,7 @@
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
 //! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
+//! | `tls` | `sluice-page` | the web page by TLS, for other hosts too | `[page] certificate` |
 //! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
 //! Each is a Cargo feature of this crate and of the daemon, on by default. Its module of
@@ -20,13 +21,14 @@ use sluice_config::Problem;
 use sluice_config::problem::At;
 
 /// The features, and whether this build has each.
-pub const FEATURES: [(&str, bool); 7] = [
+pub const FEATURES: [(&str, bool); 8] = [
     ("foreign", cfg!(feature = "foreign")),
     ("inline", cfg!(feature = "inline")),
     ("page", cfg!(feature = "page")),
     ("pools", cfg!(feature = "pools")),
     ("promises", cfg!(feature = "promises")),
     ("sdn", cfg!(feature = "sdn")),
+    ("tls", cfg!(feature = "tls")),
     ("turns", cfg!(feature = "turns")),
 ];
 
@@ -66,6 +68,9 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
     }
     if config.page.listen.is_some() {
         refuse("page", At::key("page", "listen"));
+    }
+    if config.page.certificate.is_some() {
+        refuse("tls", At::key("page", "certificate"));
     }
     if config.openflow.controller.is_some() {
         refuse("sdn", At::key("openflow", "controller"));
@@ -114,6 +119,7 @@ mod tests {
         assert_eq!(without_all(&service("per = \"flow\"")), lacks("service[0].per", "pools"));
         assert_eq!(without_all("[promises]\ncores = [1]"), lacks("promises", "promises"));
         assert_eq!(without_all("[page]\nlisten = \"127.0.0.1:0\""), lacks("page.listen", "page"));
+        assert_eq!(without_all("[page]\ncertificate = \"c.pem\""), lacks("page.certificate", "tls"));
         assert_eq!(without_all("[openflow]\ncontroller = \"127.0.0.1:6653\""), lacks("openflow.controller", "sdn"));
         assert_eq!(without_all("[workflow]\nmechanism = \"signal\""), lacks("workflow.mechanism", "turns"));
         assert_eq!(without_all("[workflow]\ncores = { 1 = \"signal\" }"), lacks("workflow.cores", "turns"));

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::to_bytes;
 use axum::http::{Method, Request};
+use sluice_api::config::WebPage;
 use sluice_api::health::{HealthVerdict, Problem};
 use sluice_api::model::{Event, Stats};
 use tower::ServiceExt;
 
 use super::*;
-use crate::{Token, only_reads, with_token};
+use crate::{Tokens, guard, only_reads, with_tokens};
 
 #[derive(Default)]
 struct Played {
@@ -56,6 +57,11 @@ async fn answer(app: &Router, request: Request<Body>) -> (StatusCode, String, Re
 
 async fn get_from(app: &Router, path: &str) -> (StatusCode, String, Response<()>) {
     answer(app, request(Method::GET, path, &[("host", "localhost:9180")])).await
+}
+
+async fn ask(app: &Router, method: Method, path: &str, headers: &[(&str, &str)]) -> (StatusCode, String, Response<()>) {
+    let headers = [&[("host", "localhost")][..], headers].concat();
+    answer(app, request(method, path, &headers)).await
 }
 
 #[tokio::test]
@@ -149,14 +155,27 @@ async fn probes_and_scrapers_are_answered_and_share_a_report() {
     hub.close();
 }
 
+/// The tokens `0123456789abcdef`, which may read, and `fedcba9876543210`, alice's.
+fn tokens() -> (tempfile::TempDir, Arc<Tokens>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        path
+    };
+    let operators = [("alice".to_string(), file("alice", "fedcba9876543210\n"))].into();
+    let page = WebPage { token: Some(file("token", "0123456789abcdef\n")), operators, ..WebPage::default() };
+    let (tokens, errors) = Tokens::read(&page);
+    assert!(errors.is_empty(), "{errors:?}");
+    (folder, Arc::new(tokens))
+}
+
 #[tokio::test]
 async fn without_the_token_only_probes_are_answered() {
     let (_, hub, app) = app();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("token");
-    std::fs::write(&path, "0123456789abcdef\n").unwrap();
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let app = with_token(app, Token::read(&path).unwrap());
+    let (_folder, tokens) = tokens();
+    let app = with_tokens(app, tokens);
     for path in ["/", "/page.js", "/page/events", "/metrics", "/nothing"] {
         let (status, _, answer) = get_from(&app, path).await;
         assert_eq!(status, StatusCode::UNAUTHORIZED, "{path}");
@@ -166,6 +185,44 @@ async fn without_the_token_only_probes_are_answered() {
     assert_eq!(get_from(&app, "/readyz").await.0, StatusCode::OK);
     let headers = [("host", "localhost"), ("authorization", "Bearer 0123456789abcdef")];
     assert_eq!(answer(&app, request(Method::GET, "/metrics", &headers)).await.0, StatusCode::OK);
+    hub.close();
+}
+
+#[tokio::test]
+async fn only_an_operator_may_change_something() {
+    let (_, hub, app) = app();
+    let (_folder, tokens) = tokens();
+    let app = with_tokens(app, tokens);
+    let (reader, alice) = (("authorization", "Bearer 0123456789abcdef"), ("authorization", "Bearer fedcba9876543210"));
+    for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
+        for path in ["/v1/shutdown", "/", "/healthz"] {
+            let (status, text, answer) = ask(&app, method.clone(), path, &[reader]).await;
+            assert_eq!(status, StatusCode::FORBIDDEN, "{method} {path}");
+            assert!(text.contains("page.operators") && answer.headers()["connection"] == "close", "{text}");
+        }
+    }
+    assert_eq!(ask(&app, Method::POST, "/healthz", &[]).await.0, StatusCode::UNAUTHORIZED, "probes read");
+    assert_eq!(ask(&app, Method::HEAD, "/", &[reader]).await.0, StatusCode::OK);
+    assert_eq!(ask(&app, Method::GET, "/metrics", &[alice]).await.0, StatusCode::OK);
+    assert_eq!(ask(&app, Method::POST, "/v1/shutdown", &[alice]).await.1, "stopped");
+    let from_page = ask(&app, Method::POST, "/v1/shutdown", &[alice, ("origin", "http://localhost")]).await;
+    assert_eq!(from_page.0, StatusCode::FORBIDDEN, "a browser keeps the password, and has pages of strangers");
+    hub.close();
+}
+
+#[tokio::test]
+async fn with_tls_the_certificate_says_which_names_are_good() {
+    let hub = Hub::start(Arc::new(Played::default())).unwrap();
+    let other = Router::new().route("/v1/status", get(|| async { "well" }));
+    let app = guard(other.clone(), ServedAt::Tls).merge(router(&hub, ServedAt::Tls));
+    for path in ["/metrics", "/v1/status"] {
+        let (status, _, answer) = answer(&app, request(Method::GET, path, &[("host", "nfv.example:9180")])).await;
+        assert_eq!(status, StatusCode::OK, "{path}");
+        assert_eq!(answer.headers()["cross-origin-resource-policy"], "same-origin", "{path}");
+    }
+    let app = guard(other, ServedAt::Loopback);
+    let elsewhere = answer(&app, request(Method::GET, "/v1/status", &[("host", "nfv.example:9180")])).await;
+    assert_eq!(elsewhere.0, StatusCode::FORBIDDEN);
     hub.close();
 }
 

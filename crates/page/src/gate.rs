@@ -6,8 +6,9 @@
 //! - Such a request names its page in `Origin`, and one that could change something is refused for
 //!   it ([`only_reads`]). `sluice`, curl and Prometheus send no such header.
 //! - A page of a name that was made to lead here (DNS rebinding) still says its own name in
-//!   `Host`: pages and streams are for the names of this host alone.
-//! - A listener may ask for a token ([`with_token`]).
+//!   `Host`: pages and streams are for the names of this host alone. With TLS the browser asks
+//!   for a certificate of that name, which there is not.
+//! - A listener may ask for a token ([`with_tokens`]); its role says whether it may change things.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 
-use crate::token::Token;
+use crate::token::{Role, Tokens};
 
 /// What serves the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,45 +28,75 @@ pub enum ServedAt {
     UnixSocket,
     /// A TCP listener at a loopback address.
     Loopback,
+    /// A TCP listener with TLS, at any address. Browsers refuse names that its certificate lacks.
+    Tls,
 }
 
 /// Paths that say one word, and need no token: probes have none.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
+/// Most characters of a path that are logged.
+const LOGGED: usize = 200;
 
 /// Refuses requests that a page of a browser sends and that could change something.
 pub fn only_reads(app: Router) -> Router {
     app.layer(from_fn(is_read))
 }
 
+/// Whether a request of this method changes nothing: routes of these methods only show.
+fn reads(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
 async fn is_read(request: Request, next: Next) -> Response {
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    if !reads && request.headers().contains_key(header::ORIGIN) {
+    if !reads(request.method()) && request.headers().contains_key(header::ORIGIN) {
         return refusal(StatusCode::FORBIDDEN, "a page of a browser may only read here; use `sluice`, or curl without Origin\n");
     }
     next.run(request).await
 }
 
-/// Answers only requests that have this token, but for those of probes.
-pub fn with_token(app: Router, token: Token) -> Router {
-    app.layer(from_fn_with_state(Arc::new(token), has_token))
+/// Answers only requests that have a token, but for those of probes. An operator's token may do
+/// everything, and what it does is logged; the others may read.
+pub fn with_tokens(app: Router, tokens: Arc<Tokens>) -> Router {
+    app.layer(from_fn_with_state(tokens, has_token))
 }
 
-async fn has_token(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
-    let given = request.headers().get(header::AUTHORIZATION).is_some_and(|given| token.is_in(given.as_bytes()));
-    if given || PROBES.contains(&request.uri().path()) {
-        return next.run(request).await;
+async fn has_token(State(tokens): State<Arc<Tokens>>, request: Request, next: Next) -> Response {
+    let reads = reads(request.method());
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|given| tokens.find(given.as_bytes()));
+    match given {
+        Some(_) if reads => next.run(request).await,
+        Some(given) if given.role == Role::Operator => {
+            let path: String = request.uri().path().chars().take(LOGGED).flat_map(char::escape_debug).collect();
+            // Before: a client that leaves early has asked, too.
+            info!("{}, by a token of page.operators: {} {path}", given.name, request.method());
+            next.run(request).await
+        }
+        Some(_) => refusal(
+            StatusCode::FORBIDDEN,
+            "this token may only read; what is not GET needs a token of page.operators, or `sluice` on the daemon's host\n",
+        ),
+        None if reads && PROBES.contains(&request.uri().path()) => next.run(request).await,
+        None => {
+            let text = "this needs a token of the page, as the password or as a bearer token; [page] of the configuration names its file\n";
+            let mut refusal = refusal(StatusCode::UNAUTHORIZED, text);
+            let asks = HeaderValue::from_static("Basic realm=\"sluice\", charset=\"UTF-8\"");
+            refusal.headers_mut().insert(header::WWW_AUTHENTICATE, asks);
+            refusal
+        }
     }
-    let mut refusal =
-        refusal(StatusCode::UNAUTHORIZED, "this needs the token of page.token, as the password or as a bearer token\n");
-    refusal.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"sluice\", charset=\"UTF-8\""));
-    refusal
+}
+
+/// Guards routes as those of the page are: see [`ServedAt`].
+pub fn guard(app: Router, at: ServedAt) -> Router {
+    app.layer(from_fn_with_state(at, guarded))
 }
 
 /// Answers requests that name this host, and adds the headers that a browser is held by.
 pub(crate) async fn guarded(State(at): State<ServedAt>, request: Request, next: Next) -> Response {
     // A request by HTTP/1.0 may have none; browsers send one.
     let host = request.headers().get(header::HOST).map_or(Some("localhost"), |host| host.to_str().ok());
-    if !host.is_some_and(|host| is_here(host, at)) {
+    if at != ServedAt::Tls && !host.is_some_and(|host| is_here(host, at)) {
         return refusal(StatusCode::FORBIDDEN, "this is served to names of this host alone: localhost, or its loopback address\n");
     }
     let mut answer = next.run(request).await;

@@ -10,6 +10,8 @@
 //!   only while there are viewers. It makes rates of counters, and sends what differs from the
 //!   sample before as one server-sent event, whose text all viewers share.
 //! - Everything here only reads. Nothing that a browser sends changes the daemon ([`only_reads`]).
+//! - The listener may have TLS ([`Tls`]) and ask for tokens ([`Tokens`]), which are read again when
+//!   their files change.
 //!
 //! Limits: [`VIEWERS`] viewers, 5,000 rows of each table. A viewer that does not keep up is sent
 //! the whole state once it reads again. Samples take a fiftieth of the time: with many thousands of
@@ -26,8 +28,11 @@ extern crate tracing;
 
 mod answers;
 mod delta;
+mod files;
 mod gate;
 mod hub;
+#[cfg_attr(not(feature = "tls"), path = "without/tls.rs")]
+mod tls;
 mod token;
 mod view;
 
@@ -36,9 +41,11 @@ use sluice_api::health::Health;
 use sluice_api::model::{Event, Stats};
 
 pub use answers::router;
-pub use gate::{ServedAt, only_reads, with_token};
+pub use files::{FileError, FileKind, LOOK};
+pub use gate::{ServedAt, guard, only_reads, with_tokens};
 pub use hub::{Hub, VIEWERS};
-pub use token::{Token, TokenError};
+pub use tls::Tls;
+pub use token::Tokens;
 
 /// What the page is made of. Calls may block, and come from several threads.
 ///

@@ -1,99 +1,139 @@
-//! The token of the page's listener: a secret of a file, and the check of a request for it.
+//! The tokens of the page's listener: secrets of files, what each may do, and the check of a
+//! request for one.
 //!
 //! A request has it as `Authorization: Bearer TOKEN`, as Prometheus sends the text of a file, or as
 //! the password of `Authorization: Basic`, for which browsers ask. Any user name will do.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use rustix::fs::{Mode, OFlags};
+use sluice_api::config::WebPage;
+
+use crate::files::{FileError, FileKind, FileWatch, read};
 
 /// Bytes of a token.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// The file of a token cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// It cannot be read.
-    #[error("cannot read the token of the page from {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Other users could read it.
-    #[error("others than its owner may read or write {0}, the token of the page; write `chmod 600 {0}`")]
-    Open(PathBuf),
-    /// Another user made it.
-    #[error("{path}, the token of the page, belongs to user {uid}; it needs to be root's or the daemon's own")]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// The user's number.
-        uid: u32,
-    },
-    /// It is no file, too short, too long, or has characters that no header has.
-    #[error(
-        "{0} is no token of the page: it needs one line of 16 to 256 letters, digits or signs without blanks; \
-         `openssl rand -hex 32` makes one"
-    )]
-    NoToken(PathBuf),
+/// What requests with a token may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Read.
+    Reader,
+    /// Change what the control API can change, too.
+    Operator,
+}
+
+/// The tokens of a listener. None of them is ever printed.
+pub struct Tokens {
+    files: Vec<TokenFile>,
+    watch: Mutex<FileWatch>,
+    known: RwLock<Vec<Arc<KnownToken>>>,
+}
+
+struct TokenFile {
+    /// The key of `[page]` that names it.
+    key: &'static str,
+    name: String,
+    role: Role,
+    path: PathBuf,
+}
+
+/// A token that is good.
+pub(crate) struct KnownToken {
+    /// Whose it is.
+    pub name: String,
+    pub role: Role,
+    token: Token,
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} tokens", self.files.len())
+    }
+}
+
+impl Tokens {
+    /// Reads the tokens of a configuration: those that are good, and what is wrong with the others,
+    /// each with its key of `[page]`.
+    pub fn read(page: &WebPage) -> (Self, Vec<(&'static str, FileError)>) {
+        let file = |key, name: &str, role, path: &PathBuf| TokenFile { key, name: name.into(), role, path: path.clone() };
+        let reader = page.token.iter().map(|path| file("token", "token", Role::Reader, path));
+        let operators = page.operators.iter().map(|(name, path)| file("operators", name, Role::Operator, path));
+        let files: Vec<TokenFile> = reader.chain(operators).collect();
+        let watch = Mutex::new(FileWatch::new(files.iter().map(|file| file.path.clone()).collect()));
+        let (known, errors) = read_all(&files);
+        (Self { files, watch, known: RwLock::new(known) }, errors)
+    }
+
+    /// Whether requests need none.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Whether one may change something.
+    pub fn have_operator(&self) -> bool {
+        self.files.iter().any(|file| file.role == Role::Operator)
+    }
+
+    /// Reads the tokens again if their files have changed, and says whether. One that cannot be
+    /// used any more is refused from then on.
+    pub fn look(&self) -> bool {
+        if !self.watch.lock().unwrap_or_else(PoisonError::into_inner).has_changed() {
+            return false;
+        }
+        let (known, errors) = read_all(&self.files);
+        info!("tokens of the page have changed, and were read again");
+        errors.iter().for_each(|(_, error)| warn!("{error}; until then this token is refused"));
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+        true
+    }
+
+    /// The token that the value of an `Authorization` header has. The time that it takes says
+    /// nothing about the tokens, but for their lengths.
+    pub(crate) fn find(&self, authorization: &[u8]) -> Option<Arc<KnownToken>> {
+        let given = secret_in(authorization)?;
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let mut found = None;
+        for one in known.iter() {
+            if one.token.is(&given) {
+                found = Some(one.clone());
+            }
+        }
+        found
+    }
+}
+
+/// Reads tokens. Of two that are the same only the first is good, which may do less.
+fn read_all(files: &[TokenFile]) -> (Vec<Arc<KnownToken>>, Vec<(&'static str, FileError)>) {
+    let mut known: Vec<Arc<KnownToken>> = Vec::new();
+    let mut errors = Vec::new();
+    for TokenFile { key, name, role, path } in files {
+        match Token::read(path) {
+            Ok(token) if known.iter().any(|other| other.token.is(&token.0)) => {
+                let why = "is another one's too; make one for each with `openssl rand -hex 32`";
+                errors.push((*key, FileError::content(FileKind::Token, path, why)));
+            }
+            Ok(token) => known.push(Arc::new(KnownToken { name: name.clone(), role: *role, token })),
+            Err(error) => errors.push((*key, error)),
+        }
+    }
+    (known, errors)
 }
 
 /// A secret that requests must have.
-pub struct Token(Vec<u8>);
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token")
-    }
-}
+struct Token(Vec<u8>);
 
 impl Token {
     /// Reads a token from a file that its owner alone may read: one line.
-    ///
-    /// # Errors
-    /// [`TokenError`].
-    pub fn read(path: &Path) -> Result<Self, TokenError> {
-        let failed = |source| TokenError::Read { path: path.to_owned(), source };
-        // A pipe is not waited for, and a link may be another user's.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(path, flags, Mode::empty());
-        let file = File::from(opened.map_err(|error| failed(error.into()))?);
-        let about = file.metadata().map_err(failed)?;
-        if !about.is_file() {
-            return Err(TokenError::NoToken(path.to_owned()));
-        }
-        if ![rustix::process::geteuid().as_raw(), 0].contains(&about.uid()) {
-            return Err(TokenError::Owner { path: path.to_owned(), uid: about.uid() });
-        }
-        if about.mode() & 0o077 != 0 {
-            return Err(TokenError::Open(path.to_owned()));
-        }
-        let mut text = Vec::new();
-        file.take(*LENGTH.end() as u64 + 3).read_to_end(&mut text).map_err(failed)?;
+    fn read(path: &Path) -> Result<Self, FileError> {
+        let text = read(path, FileKind::Token)?;
         let token = text.trim_ascii_end();
         if !LENGTH.contains(&token.len()) || !token.iter().all(u8::is_ascii_graphic) {
-            return Err(TokenError::NoToken(path.to_owned()));
+            let why = "needs to be one line of 16 to 256 letters, digits or signs without blanks; `openssl rand -hex 32` makes one";
+            return Err(FileError::content(FileKind::Token, path, why));
         }
         Ok(Self(token.to_vec()))
-    }
-
-    /// Whether the value of an `Authorization` header has the token.
-    pub(crate) fn is_in(&self, authorization: &[u8]) -> bool {
-        let Some(blank) = authorization.iter().position(|byte| *byte == b' ') else { return false };
-        let (scheme, value) = (&authorization[..blank], authorization[blank..].trim_ascii());
-        if scheme.eq_ignore_ascii_case(b"bearer") {
-            return self.is(value);
-        }
-        if !scheme.eq_ignore_ascii_case(b"basic") {
-            return false;
-        }
-        let Some(pair) = of_base64(value) else { return false };
-        pair.iter().position(|byte| *byte == b':').is_some_and(|colon| self.is(&pair[colon + 1..]))
     }
 
     /// Compares in a time that does not depend on where two texts differ.
@@ -101,6 +141,21 @@ impl Token {
         let differs = self.0.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
         std::hint::black_box(differs) == 0 && self.0.len() == given.len()
     }
+}
+
+/// The secret that the value of an `Authorization` header has.
+fn secret_in(authorization: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let blank = authorization.iter().position(|byte| *byte == b' ')?;
+    let (scheme, value) = (&authorization[..blank], authorization[blank..].trim_ascii());
+    if scheme.eq_ignore_ascii_case(b"bearer") {
+        return Some(Cow::Borrowed(value));
+    }
+    if !scheme.eq_ignore_ascii_case(b"basic") {
+        return None;
+    }
+    let pair = of_base64(value)?;
+    let colon = pair.iter().position(|byte| *byte == b':')?;
+    Some(Cow::Owned(pair[colon + 1..].to_vec()))
 }
 
 /// The bytes of a text in base64; None if it is none.
@@ -129,18 +184,39 @@ fn of_base64(text: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
     const SECRET: &str = "0123456789abcdef";
+    const OTHER: &str = "fedcba9876543210";
 
-    fn file(text: &str, mode: u32) -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-        (folder, path)
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        /// A file that its owner alone may read.
+        fn file(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.0.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            path
+        }
+    }
+
+    fn page(token: Option<&Path>, operators: &[(&str, &Path)]) -> WebPage {
+        let operators: BTreeMap<String, PathBuf> =
+            operators.iter().map(|(name, path)| (name.to_string(), path.to_path_buf())).collect();
+        WebPage { token: token.map(Path::to_owned), operators, ..WebPage::default() }
+    }
+
+    /// Whose the token of a request is, and what it may do.
+    fn whose(tokens: &Tokens, authorization: &str) -> Option<(String, Role)> {
+        tokens.find(authorization.as_bytes()).map(|known| (known.name.clone(), known.role))
     }
 
     #[test]
@@ -155,12 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_the_token_or_is_refused() {
-        let (_folder, path) = file(&format!("{SECRET}\n"), 0o600);
-        let token = Token::read(&path).unwrap();
+    fn a_request_has_a_token_or_is_refused() {
+        let folder = Folder::new();
+        let (tokens, errors) = Tokens::read(&page(Some(&folder.file("token", &format!("{SECRET}\n"))), &[]));
+        assert!(errors.is_empty() && !tokens.is_empty() && !tokens.have_operator());
         // `any:0123456789abcdef`
         for right in ["Bearer 0123456789abcdef", "bearer  0123456789abcdef ", "Basic YW55OjAxMjM0NTY3ODlhYmNkZWY="] {
-            assert!(token.is_in(right.as_bytes()), "{right}");
+            assert_eq!(whose(&tokens, right), Some(("token".into(), Role::Reader)), "{right}");
         }
         for wrong in [
             "",
@@ -174,29 +251,65 @@ mod tests {
             "Basic MDEyMzQ1Njc4OWFiY2RlZg==",
             "Basic ?",
         ] {
-            assert!(!token.is_in(wrong.as_bytes()), "{wrong}");
+            assert_eq!(whose(&tokens, wrong), None, "{wrong}");
         }
-        assert_eq!(format!("{token:?}"), "Token");
+        assert_eq!(format!("{tokens:?}"), "1 tokens");
+        assert!(Tokens::read(&WebPage::default()).0.is_empty());
     }
 
     #[test]
-    fn a_file_that_is_no_secret_is_refused() {
-        let (_folder, path) = file(SECRET, 0o644);
-        assert!(matches!(Token::read(&path), Err(TokenError::Open(_))));
+    fn a_token_has_the_role_of_its_key() {
+        let folder = Folder::new();
+        let (reader, alice) = (folder.file("reader", SECRET), folder.file("alice", OTHER));
+        let (tokens, errors) = Tokens::read(&page(Some(&reader), &[("alice", &alice)]));
+        assert!(errors.is_empty() && tokens.have_operator());
+        assert_eq!(whose(&tokens, &format!("Bearer {SECRET}")), Some(("token".into(), Role::Reader)));
+        assert_eq!(whose(&tokens, &format!("Bearer {OTHER}")), Some(("alice".into(), Role::Operator)));
+    }
+
+    #[test]
+    fn a_token_that_two_have_does_no_more_than_one_of_them_may() {
+        let folder = Folder::new();
+        let (reader, alice) = (folder.file("reader", SECRET), folder.file("alice", SECRET));
+        let (tokens, errors) = Tokens::read(&page(Some(&reader), &[("alice", &alice)]));
+        assert_eq!(whose(&tokens, &format!("Bearer {SECRET}")), Some(("token".into(), Role::Reader)));
+        let [(key, error)] = &errors[..] else { panic!("{errors:?}") };
+        assert!(*key == "operators" && error.to_string().contains("is another one's too; make one for each"), "{key}: {error}");
+        assert!(!error.to_string().contains(SECRET));
+    }
+
+    #[test]
+    fn a_file_that_has_no_token_is_refused() {
+        let folder = Folder::new();
         for text in ["", "short\n", &"x".repeat(257), "0123456789 abcdef", "0123456789abcdef\n0123456789abcdef"] {
-            let (_folder, path) = file(text, 0o600);
-            assert!(matches!(Token::read(&path), Err(TokenError::NoToken(_))), "{text}");
+            let (_, errors) = Tokens::read(&page(Some(&folder.file("token", text)), &[]));
+            let [("token", error)] = &errors[..] else { panic!("{text}: {errors:?}") };
+            assert!(error.to_string().contains("one line of 16 to 256 letters"), "{text}: {error}");
+            assert!(text.is_empty() || !error.to_string().contains(text.trim_end()), "{error}");
         }
-        assert!(matches!(Token::read(Path::new("/nonexistent")), Err(TokenError::Read { .. })));
-        let (folder, path) = file(SECRET, 0o600);
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(matches!(Token::read(&link), Err(TokenError::Read { .. })));
-        assert!(matches!(Token::read(folder.path()), Err(TokenError::NoToken(_))));
-        // Root may read it, and another user knows it.
-        if rustix::process::geteuid().is_root() {
-            std::os::unix::fs::chown(&path, Some(4242), None).unwrap();
-            assert!(matches!(Token::read(&path), Err(TokenError::Owner { uid: 4242, .. })));
-        }
+        let (tokens, errors) = Tokens::read(&page(Some(Path::new("/nonexistent")), &[]));
+        assert!(matches!(&errors[..], [("token", FileError::Read { .. })]));
+        assert!(!tokens.is_empty(), "requests need one nevertheless");
+        assert_eq!(whose(&tokens, "Bearer "), None);
+    }
+
+    #[test]
+    fn a_token_that_is_replaced_or_goes_is_good_no_more() {
+        let folder = Folder::new();
+        let (reader, alice) = (folder.file("reader", SECRET), folder.file("alice", OTHER));
+        let (tokens, _) = Tokens::read(&page(Some(&reader), &[("alice", &alice)]));
+        assert!(!tokens.look());
+        folder.file("alice", "abcdefghijklmnopqrstuvwxyz");
+        assert!(!tokens.look() && tokens.look());
+        assert_eq!(whose(&tokens, &format!("Bearer {OTHER}")), None);
+        assert_eq!(whose(&tokens, "Bearer abcdefghijklmnopqrstuvwxyz"), Some(("alice".into(), Role::Operator)));
+        std::fs::remove_file(&reader).unwrap();
+        assert!(!tokens.look() && tokens.look());
+        assert_eq!(whose(&tokens, &format!("Bearer {SECRET}")), None);
+        assert!(whose(&tokens, "Bearer abcdefghijklmnopqrstuvwxyz").is_some(), "others stay");
+        assert!(!tokens.is_empty());
+        folder.file("reader", SECRET);
+        assert!(!tokens.look() && tokens.look());
+        assert!(whose(&tokens, &format!("Bearer {SECRET}")).is_some());
     }
 }

@@ -58,6 +58,8 @@ mod support;
 mod tenants;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+#[cfg(feature = "tls")]
+mod tls;
 mod upgrade;
 mod wakeups;
 mod zygote;

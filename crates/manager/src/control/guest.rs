@@ -1,4 +1,4 @@
-//! A client of the server: whether it waits for something, and how long it may take.
+//! A client of the server: its place, whether it waits for something, and how long it may take.
 
 use std::io;
 use std::pin::Pin;
@@ -7,14 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as Poller, Poll};
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Bytes, Frame};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Sleep;
+
+use super::limits::Limits;
 
 /// A connected client.
 #[derive(Default)]
@@ -40,6 +45,34 @@ impl Guest {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
+    /// Serves it until it leaves, is to go, is silent for too long, or the server stops. `open`
+    /// makes what HTTP is spoken on of its connection: with TLS, that of a handshake.
+    pub async fn attend<S, T, F>(
+        self: Arc<Self>,
+        stream: S,
+        open: impl FnOnce(Patient<S>) -> F,
+        app: Router,
+        limits: Limits,
+        stopped: watch::Receiver<bool>,
+    ) where
+        T: AsyncRead + AsyncWrite + Unpin,
+        F: Future<Output = io::Result<T>>,
+    {
+        let opened = open(Patient::new(stream, limits.write, self.clone()));
+        let app = app.layer(from_fn_with_state(self.clone(), Self::calls));
+        let stays = async {
+            // Without, it has left, or was refused.
+            if let Ok(stream) = opened.await {
+                converse(TokioIo::new(stream), app, limits, false, stopped).await;
+            }
+        };
+        tokio::select! {
+            () = stays => {}
+            () = self.goes.notified() => {}
+        }
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
+
     /// Runs one of its calls, from request to answer.
     pub async fn calls(State(guest): State<Arc<Self>>, request: Request, next: Next) -> Response {
         guest.busy.fetch_add(1, Ordering::Relaxed);
@@ -51,6 +84,48 @@ impl Guest {
         // The rest of a streamed answer is still to come.
         answer.map(|body| Body::new(Rest { body, _call: call }))
     }
+}
+
+/// Waits for a slot for one more client: one leaves, or has been silent for too long.
+pub(super) async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limits: Limits) -> OwnedSemaphorePermit {
+    let mut look = Duration::ZERO;
+    loop {
+        guests.retain(|guest| !guest.is_gone.load(Ordering::Relaxed));
+        tokio::select! {
+            biased;
+            place = places.clone().acquire_owned() => return place.expect("the semaphore is never closed"),
+            () = tokio::time::sleep(look) => {}
+        }
+        if let Some((silent, guest)) =
+            guests.iter().filter_map(|guest| Some((guest.silent()?, guest))).max_by_key(|(silent, _)| *silent)
+            && silent >= limits.spare
+        {
+            guest.goes.notify_one();
+        }
+        look = (limits.spare / 10).max(Duration::from_millis(1));
+    }
+}
+
+/// Serves one client until it leaves, is silent for too long, or the server stops. With
+/// `half_close`, a client that has closed its sending side is still answered.
+pub(super) async fn converse<S>(stream: S, app: Router, limits: Limits, half_close: bool, mut stopped: watch::Receiver<bool>)
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin,
+{
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.read)
+        .half_close(half_close)
+        .serve_connection(stream, TowerToHyperService::new(app));
+    tokio::pin!(connection);
+    let stop = stopped.wait_for(|stop| *stop);
+    tokio::select! {
+        // An error here is the client's: it left, or its bytes were not HTTP.
+        _ = connection.as_mut() => return,
+        _ = stop => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
 }
 
 /// A call under way, until it is dropped.

@@ -15,6 +15,7 @@ mod openapi;
 mod routes;
 pub mod server;
 mod stream;
+#[cfg(feature = "page")]
 pub mod tcp;
 pub mod totals;
 

@@ -425,7 +425,7 @@ fn of_placement() -> Vec<Route> {
     ]
 }
 
-pub(super) fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
+pub(crate) fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
     let router = routes().into_iter().fold(Router::new(), |router, route| router.route(route.operation.path, route.handler));
     router
         .method_not_allowed_fallback(|request: Request| async move {

@@ -14,13 +14,13 @@
 //! Every [`LOOK`] the server checks whether its socket's file exists, and makes it anew if it was
 //! removed.
 
+use std::future::ready;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as Poller, Poll};
@@ -28,17 +28,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 
 use super::Backend;
-use super::guest::{Guest, Patient};
+use super::guest::{Guest, converse, find_place};
 pub use super::limits::Limits;
 pub use super::routes::OPENAPI;
-use super::routes::{RefusedRequest, router};
+use super::routes::RefusedRequest;
+pub(crate) use super::routes::router;
 use sluice_api::{ApiError, ErrorKind};
 use sluice_host::record::is_ours;
 
@@ -238,13 +237,7 @@ async fn accept(listener: StdListener, door: Door, app: Router, limits: Limits, 
         let guest = Arc::new(Guest::default());
         guests.push(guest.clone());
         tokio::spawn(async move {
-            let stream = Patient::new(stream, limits.write, guest.clone());
-            let app = app.layer(axum::middleware::from_fn_with_state(guest.clone(), Guest::calls));
-            tokio::select! {
-                () = converse(TokioIo::new(stream), app, limits, false, stopped) => {}
-                () = guest.goes.notified() => {}
-            }
-            guest.is_gone.store(true, Ordering::Relaxed);
+            guest.attend(stream, |stream| ready(Ok(stream)), app, limits, stopped).await;
             spare.fill();
             drop(place);
         });
@@ -252,48 +245,6 @@ async fn accept(listener: StdListener, door: Door, app: Router, limits: Limits, 
     drop(listener);
     let all = u32::try_from(limits.clients.max(1)).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(limits.stop, places.acquire_many(all)).await;
-}
-
-/// Waits for a slot for one more client: one leaves, or has been silent for too long.
-pub(super) async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limits: Limits) -> OwnedSemaphorePermit {
-    let mut look = Duration::ZERO;
-    loop {
-        guests.retain(|guest| !guest.is_gone.load(Ordering::Relaxed));
-        tokio::select! {
-            biased;
-            place = places.clone().acquire_owned() => return place.expect("the semaphore is never closed"),
-            () = tokio::time::sleep(look) => {}
-        }
-        if let Some((silent, guest)) =
-            guests.iter().filter_map(|guest| Some((guest.silent()?, guest))).max_by_key(|(silent, _)| *silent)
-            && silent >= limits.spare
-        {
-            guest.goes.notify_one();
-        }
-        look = (limits.spare / 10).max(Duration::from_millis(1));
-    }
-}
-
-/// Serves one client until it leaves, is silent for too long, or the server stops. With
-/// `half_close`, a client that has closed its sending side is still answered.
-pub(super) async fn converse<S>(stream: S, app: Router, limits: Limits, half_close: bool, mut stopped: watch::Receiver<bool>)
-where
-    S: hyper::rt::Read + hyper::rt::Write + Unpin,
-{
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.read)
-        .half_close(half_close)
-        .serve_connection(stream, TowerToHyperService::new(app));
-    tokio::pin!(connection);
-    let stop = stopped.wait_for(|stop| *stop);
-    tokio::select! {
-        // An error here is the client's: it left, or its bytes were not HTTP.
-        _ = connection.as_mut() => return,
-        _ = stop => {}
-    }
-    connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
 }
 
 /// Descriptors kept for clients that come when no others are left.

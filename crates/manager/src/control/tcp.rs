@@ -1,10 +1,13 @@
-//! A listener for programs of this host that do not speak to Unix sockets: browsers, scrapers.
+//! A listener for programs that do not speak to Unix sockets: browsers, scrapers.
 //!
 //! It runs on a thread of its own, so that none of them delays an operator at the control socket,
 //! and has that socket's limits of clients ([`Limits`]). Any program of the host may ask without
-//! end, so its threads have a low priority: where a core is contended, they get a tenth of it. What
-//! it serves, and to which requests, is the caller's choice.
+//! end, and with TLS other hosts may, so its threads have a low priority: where a core is
+//! contended, they get a tenth of it. What it serves, and to which requests, is the caller's
+//! choice.
 
+use std::future::ready;
+use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,18 +15,23 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use hyper_util::rt::TokioIo;
+use sluice_page::{LOOK, Tls};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
-use super::guest::{Guest, Patient};
-use super::server::{Limits, converse, find_place};
-
-/// Most calls of the backend at a time.
-const CALLS: usize = 4;
+use super::guest::{Guest, find_place};
+use super::server::Limits;
 
 /// The threads' nice value: a weight of 110, where others have 1024.
 const NICE: i32 = 10;
+
+/// Longest handshake of TLS.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Called every [`LOOK`]: reads again what has changed, and says whether clients are to connect
+/// anew.
+pub type Look = Box<dyn FnMut() -> bool + Send>;
 
 /// A listener that is served; dropping it stops it.
 #[derive(Debug)]
@@ -53,29 +61,35 @@ impl Drop for TcpServer {
 ///
 /// # Errors
 /// The system's: the address is in use, or not one of this host.
-pub fn bind(address: SocketAddr) -> std::io::Result<StdListener> {
+pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
     let listener = StdListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Serves `app` at a listener of [`bind`] until the [`TcpServer`] is dropped.
+/// Serves `app` at a listener of [`bind`], with TLS if it is given, until the [`TcpServer`] is
+/// dropped.
 ///
 /// # Errors
 /// The system has no thread or no descriptors for it.
-pub fn serve(listener: StdListener, app: Router, limits: Limits) -> std::io::Result<TcpServer> {
+pub fn serve(listener: StdListener, app: Router, limits: Limits, tls: Option<Tls>, look: Option<Look>) -> io::Result<TcpServer> {
     let address = listener.local_addr()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(CALLS)
+        .max_blocking_threads(limits.clients.max(1) * 2)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;
     let (stop, stopped) = watch::channel(false);
     let run = move || {
         // On Linux of this thread alone, and of those that it starts.
         let _ = rustix::process::setpriority_process(None, NICE);
-        runtime.block_on(accept(listener, app, limits, stopped));
+        let everyone = Arc::new(Notify::new());
+        if let Some(look) = look {
+            // Not beside the clients, which may keep their loop waiting.
+            runtime.spawn(look_on(look, everyone.clone()));
+        }
+        runtime.block_on(accept(listener, app, limits, tls, everyone, stopped));
         // Clients are closed; a call that outlasts the stop ends with the process.
         runtime.shutdown_background();
     };
@@ -83,7 +97,26 @@ pub fn serve(listener: StdListener, app: Router, limits: Limits) -> std::io::Res
     Ok(TcpServer { address, stop, thread: Some(thread) })
 }
 
-async fn accept(listener: StdListener, app: Router, limits: Limits, mut stopped: watch::Receiver<bool>) {
+/// Looks again and again. Rings for `everyone` when clients are to connect anew.
+async fn look_on(mut look: Look, everyone: Arc<Notify>) {
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        if look() {
+            everyone.notify_waiters();
+        }
+    }
+}
+
+async fn accept(
+    listener: StdListener,
+    app: Router,
+    limits: Limits,
+    tls: Option<Tls>,
+    everyone: Arc<Notify>,
+    mut stopped: watch::Receiver<bool>,
+) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     let places = Arc::new(Semaphore::new(limits.clients.max(1)));
     let mut guests: Vec<Arc<Guest>> = Vec::new();
@@ -93,7 +126,7 @@ async fn accept(listener: StdListener, app: Router, limits: Limits, mut stopped:
             _ = stopped.wait_for(|stop| *stop) => return,
             stream = listener.accept() => stream,
         };
-        let Ok((stream, _)) = stream else {
+        let Ok((stream, peer)) = stream else {
             // The client has left, or no file descriptors are left.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
@@ -106,32 +139,46 @@ async fn accept(listener: StdListener, app: Router, limits: Limits, mut stopped:
         let _ = stream.set_nodelay(true);
         let guest = Arc::new(Guest::default());
         guests.push(guest.clone());
-        let (app, stopped) = (app.clone(), stopped.clone());
+        let (app, stopped, tls, everyone) = (app.clone(), stopped.clone(), tls.clone(), everyone.clone());
         tokio::spawn(async move {
-            let stream = Patient::new(stream, limits.write, guest.clone());
-            let app = app.layer(axum::middleware::from_fn_with_state(guest.clone(), Guest::calls));
+            let attended = async {
+                match tls {
+                    None => guest.clone().attend(stream, |stream| ready(Ok(stream)), app, limits, stopped).await,
+                    Some(tls) => guest.clone().attend(stream, |stream| shake_hands(tls, stream, peer), app, limits, stopped).await,
+                }
+            };
             tokio::select! {
-                () = converse(TokioIo::new(stream), app, limits, false, stopped) => {}
-                () = guest.goes.notified() => {}
+                () = attended => {}
+                () = everyone.notified() => guest.is_gone.store(true, Ordering::Relaxed),
             }
-            guest.is_gone.store(true, Ordering::Relaxed);
             drop(place);
         });
     }
+}
+
+/// What TLS makes of a client's connection.
+async fn shake_hands<S>(tls: Tls, stream: S, peer: SocketAddr) -> io::Result<impl AsyncRead + AsyncWrite + Unpin>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let shaken = tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await;
+    let shaken = shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    shaken.inspect_err(|error| debug!("no TLS with {peer}: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::sync::atomic::AtomicUsize;
 
     use axum::routing::get;
 
     use super::*;
 
-    fn served(limits: Limits) -> TcpServer {
+    fn served(limits: Limits, look: Option<Look>) -> TcpServer {
         let app = Router::new().route("/", get(|| async { "here" }));
-        serve(bind(([127, 0, 0, 1], 0).into()).unwrap(), app, limits).unwrap()
+        serve(bind(([127, 0, 0, 1], 0).into()).unwrap(), app, limits, None, look).unwrap()
     }
 
     fn ask(address: SocketAddr) -> String {
@@ -144,7 +191,7 @@ mod tests {
 
     #[test]
     fn clients_are_answered_until_it_is_dropped() {
-        let server = served(Limits::default());
+        let server = served(Limits::default(), None);
         let address = server.address();
         assert!(address.ip().is_loopback() && address.port() != 0);
         for _ in 0..3 {
@@ -158,9 +205,29 @@ mod tests {
 
     #[test]
     fn a_silent_client_makes_place_for_another() {
-        let server = served(Limits { clients: 1, spare: Duration::ZERO, ..Limits::default() });
+        let server = served(Limits { clients: 1, spare: Duration::ZERO, ..Limits::default() }, None);
         let mut silent = TcpStream::connect(server.address()).unwrap();
         assert!(ask(server.address()).ends_with("here"));
         assert_eq!(silent.read(&mut [0]).unwrap(), 0, "it was closed");
+    }
+
+    #[test]
+    fn clients_connect_anew_when_a_look_says_so() {
+        let known = Arc::new(AtomicUsize::new(0));
+        let changes = known.clone();
+        // Once, when the client below is known to be served.
+        let look = move || changes.compare_exchange(1, 2, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let server = served(Limits::default(), Some(Box::new(look)));
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"here") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            answer.extend(byte);
+        }
+        known.store(1, Ordering::Relaxed);
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it was closed");
+        assert!(ask(server.address()).ends_with("here"), "another is served");
     }
 }

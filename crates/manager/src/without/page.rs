@@ -2,16 +2,20 @@
 //! listener is refused before ([`crate::features`]).
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
 
 use crate::control::Backend;
-use sluice_api::config::WebPage;
+use sluice_api::config::{Config, WebPage};
+use sluice_config::Problem;
 
 #[derive(Debug)]
 pub struct PageListener;
+
+pub fn problems(_: &Config) -> Vec<Problem> {
+    Vec::new()
+}
 
 pub fn bind(_: &WebPage) -> Result<Option<PageListener>, Infallible> {
     Ok(None)
@@ -28,7 +32,7 @@ impl PageServer {
         |app| app
     }
 
-    pub fn address(&self) -> Option<SocketAddr> {
+    pub fn url(&self) -> Option<String> {
         None
     }
 
