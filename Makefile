@@ -206,9 +206,10 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	soname=$$(readelf -d $(BUILT)/libsluice_nf.so | sed -nE 's/.*\(SONAME\).*\[(.*)\]/\1/p') && [[ -n $$soname ]] && \
 	    install -m 644 $(BUILT)/libsluice_nf.so $(DESTDIR)$(PREFIX)/$(LIBDIR)/$$soname && \
 	    ln -sfn $$soname $(DESTDIR)$(PREFIX)/$(LIBDIR)/libsluice_nf.so
-	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/nf/include/sluice_nf.pc.in \
-	    > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
-	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
+	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/nf/include/sluice_nf.pc.in | \
+	    install -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
+	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service | \
+	    install -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -D -m 644 deploy/sluiced.tmpfile $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/sluiced.conf
 	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json,grafana-dashboard.json,alerts.yml} $(DESTDIR)$(PREFIX)/share/doc/sluice
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
@@ -234,7 +235,8 @@ pack = $(EPOCH) cargo deb -p $(word 1,$(1)) $(if $(word 2,$(1)),--variant $(word
     --maintainer "$(DEB_MAINTAINER)" $(DEB_FLAGS)
 
 # A release build without a path of this machine in it, for packages. What an earlier build has left is taken as it is.
-C_PATHS = -ffile-prefix-map=$(TARGET)=/usr/src/sluice/target -ffile-prefix-map=$(CURDIR)=/usr/src/sluice
+C_PATHS = -ffile-prefix-map=$(or $(CARGO_HOME),$(HOME)/.cargo)=/usr/src/cargo -ffile-prefix-map=$(CURDIR)=/usr/src/sluice \
+    -ffile-prefix-map=$(TARGET)=/usr/src/sluice/target
 .PHONY: build-anywhere
 build-anywhere:
 	$(EPOCH) HOST_CFLAGS="$(C_PATHS)" HOST_CXXFLAGS="$(C_PATHS)" RUSTC_WRAPPER=$(abspath scripts/remapped-rustc) $(MAKE) build
