@@ -18,6 +18,8 @@ CARGO_FLAGS ?= --locked
 DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
 # The optimiser's solver is built in where cmake and libclang are: OPTIMISER=no leaves it out, OPTIMISER=yes insists.
 OPTIMISER ?= $(shell scripts/deps --check optimiser 2>/dev/null && echo yes || echo no)
+# OTEL=yes builds in what pushes metrics to an OpenTelemetry collector.
+OTEL ?= no
 # What `make install` and packages take. With PROFILE=debug it is what the tests run, which is there already in CI: not optimized, and with
 # checks that a release does not have.
 PROFILE ?= release
@@ -29,7 +31,8 @@ define newline
 
 
 endef
-with := $(strip $(if $(filter yes,$(DPDK)),sluice-daemon/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser))
+with := $(strip $(if $(filter yes,$(DPDK)),sluice-daemon/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser) \
+    $(if $(filter yes,$(OTEL)),sluice-daemon/otel))
 FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
 .PHONY: help
@@ -73,6 +76,9 @@ endif
 	SLUICE_TRACED=required $(SOME_OF_CACHEGRIND) cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
+endif
+ifneq ($(OTEL),yes)
+	@echo "OTEL=yes builds in what pushes metrics to an OpenTelemetry collector; its tests did not run"
 endif
 ifneq ($(OPTIMISER),yes)
 	@echo "cmake or libclang is not installed (apt-get install cmake libclang-dev), so the tests of the optimiser did not run"
@@ -133,7 +139,7 @@ ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 endif
 	$(foreach feature,$(with),cargo clippy --workspace $(CARGO_FLAGS) --features $(feature) -- -D warnings$(newline)	)
-	$(foreach features,"" foreign inline page pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
+	$(foreach features,"" foreign inline otel page pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
 doc:

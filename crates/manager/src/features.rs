@@ -4,14 +4,15 @@
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
 //! | `inline` | `sluice-nf` | chains in the packet threads | `run = "inline"` |
+//! | `otel` | `sluice-otel` | metrics pushed to an OpenTelemetry collector | `[telemetry] otlp` |
 //! | `page` | `sluice-page` | a web page, metrics and health by HTTP | `[page] listen` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
 //! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
 //! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
-//! Each is a Cargo feature of this crate and of the daemon, on by default. Its module of
-//! [`crate::supervisor`] installs its hooks ([`sluice_dataplane::hooks`],
+//! Each is a Cargo feature of this crate and of the daemon, all but `otel` on by default. Its
+//! module of [`crate::supervisor`] installs its hooks ([`sluice_dataplane::hooks`],
 //! [`sluice_dataplane::steer`]); a build without it has a module of `supervisor/without` instead. A
 //! configuration that needs a missing feature is refused before anything starts.
 
@@ -20,9 +21,10 @@ use sluice_config::Problem;
 use sluice_config::problem::At;
 
 /// The features, and whether this build has each.
-pub const FEATURES: [(&str, bool); 7] = [
+pub const FEATURES: [(&str, bool); 8] = [
     ("foreign", cfg!(feature = "foreign")),
     ("inline", cfg!(feature = "inline")),
+    ("otel", cfg!(feature = "otel")),
     ("page", cfg!(feature = "page")),
     ("pools", cfg!(feature = "pools")),
     ("promises", cfg!(feature = "promises")),
@@ -41,7 +43,10 @@ pub fn problems(config: &Config) -> Vec<Problem> {
 }
 
 fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Problem> {
-    let help = |feature| format!("build it with the feature {feature} of sluice-daemon, which is there by default, or do without");
+    let help = |feature| match feature {
+        "otel" => "build it with the feature otel of sluice-daemon (`make build OTEL=yes`), or do without".to_string(),
+        _ => format!("build it with the feature {feature} of sluice-daemon, which is there by default, or do without"),
+    };
     let mut found = Vec::new();
     let mut refuse = |feature, at| {
         if is_absent(feature) {
@@ -66,6 +71,9 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
     }
     if config.page.listen.is_some() {
         refuse("page", At::key("page", "listen"));
+    }
+    if config.telemetry.otlp.is_some() {
+        refuse("otel", At::key("telemetry", "otlp"));
     }
     if config.openflow.controller.is_some() {
         refuse("sdn", At::key("openflow", "controller"));
@@ -114,6 +122,7 @@ mod tests {
         assert_eq!(without_all(&service("per = \"flow\"")), lacks("service[0].per", "pools"));
         assert_eq!(without_all("[promises]\ncores = [1]"), lacks("promises", "promises"));
         assert_eq!(without_all("[page]\nlisten = \"127.0.0.1:0\""), lacks("page.listen", "page"));
+        assert_eq!(without_all("[telemetry]\notlp = \"http://127.0.0.1:4318\""), lacks("telemetry.otlp", "otel"));
         assert_eq!(without_all("[openflow]\ncontroller = \"127.0.0.1:6653\""), lacks("openflow.controller", "sdn"));
         assert_eq!(without_all("[workflow]\nmechanism = \"signal\""), lacks("workflow.mechanism", "turns"));
         assert_eq!(without_all("[workflow]\ncores = { 1 = \"signal\" }"), lacks("workflow.cores", "turns"));
