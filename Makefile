@@ -18,6 +18,8 @@ CARGO_FLAGS ?= --locked
 DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
 # The optimiser's solver is built in where cmake and libclang are: OPTIMISER=no leaves it out, OPTIMISER=yes insists.
 OPTIMISER ?= $(shell scripts/deps --check optimiser 2>/dev/null && echo yes || echo no)
+# OTEL=yes builds in what pushes metrics to an OpenTelemetry collector.
+OTEL ?= no
 # What `make install` and packages take. With PROFILE=debug it is what the tests run, which is there already in CI: not optimized, and with
 # checks that a release does not have.
 PROFILE ?= release
@@ -29,7 +31,8 @@ define newline
 
 
 endef
-with := $(strip $(if $(filter yes,$(DPDK)),sluice-daemon/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser))
+with := $(strip $(if $(filter yes,$(DPDK)),sluice-daemon/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser) \
+    $(if $(filter yes,$(OTEL)),sluice-daemon/otel))
 FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
 .PHONY: help
@@ -73,6 +76,9 @@ endif
 	SLUICE_TRACED=required $(SOME_OF_CACHEGRIND) cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
+endif
+ifneq ($(OTEL),yes)
+	@echo "OTEL=yes builds in what pushes metrics to an OpenTelemetry collector; its tests did not run"
 endif
 ifneq ($(OPTIMISER),yes)
 	@echo "cmake or libclang is not installed (apt-get install cmake libclang-dev), so the tests of the optimiser did not run"
@@ -133,7 +139,7 @@ ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 endif
 	$(foreach feature,$(with),cargo clippy --workspace $(CARGO_FLAGS) --features $(feature) -- -D warnings$(newline)	)
-	$(foreach features,"" foreign inline page pools promises sdn tls turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
+	$(foreach features,"" foreign inline otel page pools promises sdn tls turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
 doc:
@@ -206,9 +212,10 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	soname=$$(readelf -d $(BUILT)/libsluice_nf.so | sed -nE 's/.*\(SONAME\).*\[(.*)\]/\1/p') && [[ -n $$soname ]] && \
 	    install -m 644 $(BUILT)/libsluice_nf.so $(DESTDIR)$(PREFIX)/$(LIBDIR)/$$soname && \
 	    ln -sfn $$soname $(DESTDIR)$(PREFIX)/$(LIBDIR)/libsluice_nf.so
-	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/nf/include/sluice_nf.pc.in \
-	    > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
-	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
+	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/nf/include/sluice_nf.pc.in | \
+	    install -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
+	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service | \
+	    install -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -D -m 644 deploy/sluiced.tmpfile $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/sluiced.conf
 	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json,grafana-dashboard.json,alerts.yml} $(DESTDIR)$(PREFIX)/share/doc/sluice
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
@@ -234,7 +241,8 @@ pack = $(EPOCH) cargo deb -p $(word 1,$(1)) $(if $(word 2,$(1)),--variant $(word
     --maintainer "$(DEB_MAINTAINER)" $(DEB_FLAGS)
 
 # A release build without a path of this machine in it, for packages. What an earlier build has left is taken as it is.
-C_PATHS = -ffile-prefix-map=$(TARGET)=/usr/src/sluice/target -ffile-prefix-map=$(CURDIR)=/usr/src/sluice
+C_PATHS = -ffile-prefix-map=$(or $(CARGO_HOME),$(HOME)/.cargo)=/usr/src/cargo -ffile-prefix-map=$(CURDIR)=/usr/src/sluice \
+    -ffile-prefix-map=$(TARGET)=/usr/src/sluice/target
 .PHONY: build-anywhere
 build-anywhere:
 	$(EPOCH) HOST_CFLAGS="$(C_PATHS)" HOST_CXXFLAGS="$(C_PATHS)" RUSTC_WRAPPER=$(abspath scripts/remapped-rustc) $(MAKE) build

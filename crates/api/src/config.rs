@@ -17,6 +17,7 @@ mod port;
 pub mod promise;
 mod recorder;
 mod service;
+mod telemetry;
 pub mod wakeup;
 mod web;
 
@@ -29,6 +30,7 @@ pub use port::PortKind;
 pub use promise::Promises;
 pub use recorder::Recorder;
 pub use service::Run;
+pub use telemetry::Telemetry;
 pub use wakeup::Wakeup;
 pub use web::WebPage;
 
@@ -64,6 +66,8 @@ pub struct Config {
     pub promises: Promises,
     /// The web page, and what Prometheus and probes read by HTTP.
     pub page: WebPage,
+    /// Metrics that are pushed to an OpenTelemetry collector.
+    pub telemetry: Telemetry,
     /// The log of flows: what each flow had, and how it ended.
     pub flow_log: FlowLogConfig,
     /// The flight recorder: what happened before something went wrong, as a timeline.

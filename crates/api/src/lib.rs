@@ -2,8 +2,9 @@
 //!
 //! [`config`] is the configuration file. [`model`] holds requests and reports, [`drops`] the
 //! reasons of dropped packets, [`health`] the state of the daemon and deaths of NFs, [`promise`]
-//! reports on SLOs. [`parse`] reads the small languages inside values. [`client`] is the client's
-//! side of the control socket. `deploy/openapi.json` describes the same for other clients.
+//! reports on SLOs. [`parse`] reads the small languages inside values, [`exposition`] is about
+//! texts of metrics. [`client`] is the client's side of the control socket. `deploy/openapi.json`
+//! describes the same for other clients.
 
 #![warn(missing_docs)]
 
@@ -13,6 +14,7 @@ pub mod client;
 pub mod config;
 pub mod counted;
 pub mod drops;
+pub mod exposition;
 pub mod health;
 #[cfg(test)]
 mod in_the_tree;

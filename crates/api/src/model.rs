@@ -65,6 +65,9 @@ pub struct Status {
     /// The flow log, if the configuration has a file or a collector for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow_log: Option<FlowLogCounts>,
+    /// The OpenTelemetry collector that metrics are pushed to, if the configuration names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub otlp: Option<Otlp>,
     /// The instances of pooled services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<Pool>,
@@ -111,6 +114,24 @@ pub struct Openflow {
     pub entries: u64,
     /// Packets that wait for an answer.
     pub held: u64,
+}
+}
+
+counted! {
+/// An OpenTelemetry collector, and the metrics that are pushed to it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+pub struct Otlp {
+    /// Its address.
+    pub collector: String,
+    /// Pushes of metrics that the collector took.
+    pub pushes: u64 => "sluice_otlp_pushes_total",
+    /// Pushes of metrics that the collector did not take. What they would have said is in the next
+    /// one.
+    pub dropped_pushes: u64 => "sluice_otlp_dropped_pushes_total",
+    /// Values that the collector refused of the pushes that it took.
+    pub rejected_points: u64 => "sluice_otlp_rejected_points_total",
+    /// Why the last push was not taken, in words.
+    pub problem: Option<String>,
 }
 }
 
@@ -705,6 +726,10 @@ pub struct Chain: ChainCounts {
     pub drops: BTreeMap<String, u64>,
     /// Time from entry to exit of sampled packets.
     pub latency_ns: Distribution,
+    /// Flows that had such a packet, while flows are metered: the last one for each power of two of
+    /// its longest time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exemplars: Vec<Exemplar>,
     /// Whether one of its NFs throttles it, so that it refuses packets.
     #[serde(default)]
     pub throttled: bool,
@@ -770,6 +795,17 @@ impl From<&Histogram> for Distribution {
     fn from(histogram: &Histogram) -> Self {
         Self::from_buckets(histogram.buckets().collect())
     }
+}
+
+/// A flow that has ended and that had a timed packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+pub struct Exemplar {
+    /// The longest time of its packets from entry to exit, to the microsecond.
+    pub ns: u64,
+    /// Its number among the flows that have ended: [`FlowReport::number`].
+    pub flow: u64,
+    /// Time of its last packet, in nanoseconds since 1970.
+    pub last_ns: u64,
 }
 
 /// A rule and its counter.

@@ -113,6 +113,42 @@ pub fn controller(text: &str) -> Result<(String, u16), String> {
     if fits { Ok((bare.to_string(), port)) } else { Err(wrong()) }
 }
 
+/// An address of a server that speaks HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpAddress {
+    /// A name, or an address without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// What the paths there begin with: nothing, or a path that begins with a slash.
+    pub path: String,
+}
+
+/// Reads `http://HOST:PORT`, with a path or without; an IPv6 address is in brackets.
+///
+/// # Errors
+/// The problem, in words.
+pub fn http_address(text: &str) -> Result<HttpAddress, String> {
+    if text.starts_with("https:") {
+        return Err(format!("{text:?} asks for TLS, which is not spoken here"));
+    }
+    let wrong = || format!("{text:?} is no address of HTTP with a port");
+    let rest = text.strip_prefix("http://").ok_or_else(wrong)?;
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (host, port) = host.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse::<u16>().ok().filter(|number| is_digits(port) && *number > 0).ok_or_else(wrong)?;
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host = match bare {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)),
+    };
+    let is_path = path.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-._~%".contains(&b));
+    if !is_host || !is_path {
+        return Err(wrong());
+    }
+    Ok(HttpAddress { host: bare.unwrap_or(host).into(), port, path: path.trim_end_matches('/').into() })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -209,6 +209,7 @@ Examples:
   sluice flows --verdict dropped           with packets that were dropped, and why
   sluice flows --follow --chain web        a line for each flow of a chain that ends, until Ctrl-C
   sluice flows --filter 'tcp port 443 and net 10.0.0.0/8' --json
+  sluice flows --number 1234               the one that an exemplar of /metrics names
 
 A flow is one direction of a connection. Flows are metered from the first question on, and until a minute after the last one; with a file
 or a collector in [flow_log] of the configuration, at all times. Packets that a port drops are in no flow: see `sluice drops`.

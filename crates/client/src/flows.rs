@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
 use sluice_api::client::Client;
-use sluice_api::model::{FlowLogCounts, FlowOrder, FlowReport, FlowsRequest, MAX_FLOWS};
+use sluice_api::model::{FlowLogCounts, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS};
 use sluice_cli::number::{age, grouped, time};
 use sluice_cli::table::{Cell, Table, Tone, colour};
 use sluice_cli::usage::json;
@@ -20,6 +20,10 @@ pub struct FlowsArgs {
     /// Show each flow when it ends, until Ctrl-C
     #[arg(long, short, conflicts_with_all = ["top", "live", "ended", "count"])]
     pub follow: bool,
+    /// The flow that ended with this number, which an exemplar of a metric names
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..),
+          conflicts_with_all = ["follow", "top", "live", "ended", "count"])]
+    pub number: Option<u64>,
     /// Only flows with packets that were dropped, or without
     #[arg(long, value_enum)]
     pub verdict: Option<FlowVerdict>,
@@ -98,7 +102,22 @@ pub fn run(client: &mut Client, args: FlowsArgs, out: &mut dyn Write) -> anyhow:
         order,
         limit: args.count,
     };
-    if args.follow { follow(client, request, args.json, out) } else { list(client, &request, args.json, out) }
+    match args.number {
+        Some(number) => one(client, number, request, args.json, out),
+        None if args.follow => follow(client, request, args.json, out),
+        None => list(client, &request, args.json, out),
+    }
+}
+
+fn one(client: &mut Client, number: u64, request: FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut reply = client.flows(&FlowsRequest { after: Some(number - 1), limit: 1, ..request })?;
+    reply.flows.retain(|flow| flow.number == Some(number));
+    if reply.flows.is_empty() {
+        anyhow::bail!(
+            "flow {number} has not ended, is not kept any more, or is of others than are asked for; the file of [flow_log] may have it"
+        );
+    }
+    print(&reply, as_json, out)
 }
 
 fn list(client: &mut Client, request: &FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -107,8 +126,12 @@ fn list(client: &mut Client, request: &FlowsRequest, as_json: bool, out: &mut dy
         std::thread::sleep(Duration::from_secs_f64(SETTLED_S - reply.log.metered_s.max(0.0)));
         reply = client.flows(request)?;
     }
+    print(&reply, as_json, out)
+}
+
+fn print(reply: &FlowsReply, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     if as_json {
-        return json(out, &reply);
+        return json(out, reply);
     }
     if reply.flows.is_empty() {
         writeln!(out, "no such flow")?;

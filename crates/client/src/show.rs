@@ -7,8 +7,8 @@ use sluice_api::change::FormerConfig;
 use sluice_api::config;
 use sluice_api::health::Death;
 use sluice_api::model::{
-    Chain, ChainState, Event, EventKind, Fusable, Memory, Nf, NfPart, NfState, Openflow, Pool, Port, PortState, Rule, Schedule,
-    Service, Stats, Status, Thread, Timeline, Trace, Woken,
+    Chain, ChainState, Event, EventKind, Fusable, Memory, Nf, NfPart, NfState, Openflow, Otlp, Pool, Port, PortState, Rule,
+    Schedule, Service, Stats, Status, Thread, Timeline, Trace, Woken,
 };
 use sluice_api::promise::Buffers;
 
@@ -164,6 +164,9 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     if let Some(openflow) = &status.openflow {
         controller(out, openflow)?;
     }
+    if let Some(otlp) = &status.otlp {
+        writeln!(out, "metrics  {}", pushed(otlp))?;
+    }
     if !status.promises.is_empty() {
         let count = |(state, names): (&String, &Vec<String>)| match state.as_str() {
             "kept" => format!("{} kept", names.len()),
@@ -247,6 +250,14 @@ fn buffers(buffers: &Buffers) -> String {
     };
     let why = buffers.why.as_ref().map_or(String::new(), |why| format!("; {why}"));
     format!("{nics}, {bound}{why}")
+}
+
+/// What became of pushed metrics, in one line.
+fn pushed(otlp: &Otlp) -> String {
+    let Otlp { collector, pushes, dropped_pushes, rejected_points, problem } = otlp;
+    let refused = if *rejected_points > 0 { format!(", {} values refused", grouped(*rejected_points)) } else { String::new() };
+    let problem = problem.as_ref().map_or(String::new(), |problem| format!(" ({problem})"));
+    format!("{} pushes to {collector}, {} dropped{refused}{problem}", grouped(*pushes), grouped(*dropped_pushes))
 }
 
 /// The SDN controller's lines of `sluice status`.
@@ -759,6 +770,18 @@ mod tests {
         status(&mut out, &Status { health, ..Status::default() }, false).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("health   healthy\n  warning: port slow makes 65200 ") && text.contains(", since 3 s\n"), "{text}");
+    }
+
+    #[test]
+    fn pushed_metrics_are_a_line_with_what_was_lost() {
+        let otlp = Otlp { collector: "http://127.0.0.1:4318".into(), pushes: 1_234, ..Otlp::default() };
+        assert_eq!(pushed(&otlp), "1,234 pushes to http://127.0.0.1:4318, 0 dropped");
+        let otlp = Otlp { dropped_pushes: 2, rejected_points: 5, problem: Some("it answers 503".into()), ..otlp };
+        let mut out = Vec::new();
+        status(&mut out, &Status { otlp: Some(otlp), ..Status::default() }, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let want = "metrics  1,234 pushes to http://127.0.0.1:4318, 2 dropped, 5 values refused (it answers 503)\n";
+        assert!(text.contains(want), "{text}");
     }
 
     #[test]

@@ -9,8 +9,8 @@
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
 //! a removal and an addition. Of the keys of `[manager]` and `[sched]` only those of
 //! [`living_manager`] and [`living_sched`] change on a running daemon; the others, and the keys of
-//! `[memory]`, `[workflow]`, `[openflow]`, `[promises]`, `[page]`, `[flow_log]` and `[recorder]`,
-//! take effect only at a restart.
+//! `[memory]`, `[workflow]`, `[openflow]`, `[promises]`, `[page]`, `[telemetry]`, `[flow_log]` and
+//! `[recorder]`, take effect only at a restart.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -325,6 +325,7 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("openflow", serde_json::to_value(&c.openflow)),
             ("promises", serde_json::to_value(&c.promises)),
             ("page", serde_json::to_value(&c.page)),
+            ("telemetry", serde_json::to_value(&c.telemetry)),
             ("flow_log", serde_json::to_value(&c.flow_log)),
             ("recorder", serde_json::to_value(&c.recorder)),
         ];
@@ -471,6 +472,8 @@ mod tests {
         assert_eq!(said(&page, &page), Vec::<String>::new());
         assert_eq!(said(&page, OLD), ["page.listen changes when sluiced is restarted"], "it goes");
         assert_eq!(said(OLD, &page), ["page.listen changes when sluiced is restarted"]);
+        let telemetry = format!("telemetry = {{ interval_ms = 1000 }}\n{OLD}");
+        assert_eq!(said(OLD, &telemetry), ["telemetry.interval_ms changes when sluiced is restarted"]);
     }
 
     #[test]

@@ -214,6 +214,30 @@ fn a_page_for_this_host_or_with_tls_and_a_token() {
 }
 
 #[test]
+fn a_collector_to_push_metrics_to() {
+    let like = "write it like \"http://127.0.0.1:4318\" or \"http://[2001:db8::1]:4318\"";
+    let wrong = |text: &str| format!("2:8: {text:?} is no address of HTTP with a port | {like}");
+    for text in
+        ["127.0.0.1:4318", "http://127.0.0.1", "http://:4318", "http://user@host:4318", "http://a:4318/x?y", "http://::1:4318"]
+    {
+        let (config, said) = (format!("+[telemetry]\notlp = {text:?}\n"), wrong(text));
+        check(&[(config.as_str(), &[said.as_str()])]);
+    }
+    check(&[
+        ("+[telemetry]\notlp = \"http://127.0.0.1:4318\"\n", &[]),
+        ("+[telemetry]\notlp = \"http://[::1]:4318/\"\ninterval_ms = 60000\n", &[]),
+        ("+[telemetry]\notlp = \"http://collector.example.org:9090/api/v1/otlp\"\n", &[]),
+        (
+            "+[telemetry]\notlp = \"https://127.0.0.1:4318\"\n",
+            &[
+                "2:8: \"https://127.0.0.1:4318\" asks for TLS, which is not spoken here | write the address of a collector on this host, \
+                 such as \"http://127.0.0.1:4318\", which sends on by TLS",
+            ],
+        ),
+    ]);
+}
+
+#[test]
 fn a_controller_to_ask() {
     check(&[
         ("+[openflow]\ncontroller = \"tcp:127.0.0.1:6653\"\nmiss = \"wait\"\n", &[]),

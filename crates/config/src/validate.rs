@@ -22,6 +22,7 @@ mod ports;
 mod priority;
 mod rules;
 mod shards;
+mod telemetry;
 mod wakeup;
 mod web;
 
@@ -45,6 +46,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.workflow();
     v.openflow();
     v.page();
+    v.telemetry();
     v.flow_log();
     v.ports();
     v.services();

@@ -21,6 +21,7 @@ use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
+use sluice_manager::otel::{self, MetricsPusher, PushCounts, PushSettings};
 use sluice_manager::page::{self, PageListener, PageServer};
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
 use sluice_manager::{features, levels};
@@ -99,6 +100,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     levels::on_change(move |wanted| levels.set(wanted));
     raise_open_files(&config)?;
     let listener = page::bind(&config.page)?;
+    let pushing = PushSettings::of(&config);
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
         info!("{cleaned}");
@@ -124,15 +126,14 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
         started => started?,
     };
     let remote = supervisor.remote();
-    let served = match serve(&socket, Arc::new(remote.clone()), listener) {
+    let served = match serve(&socket, Arc::new(remote.clone()), listener, pushing.zip(supervisor.pushes())) {
         Ok(served) => served,
         Err(error) => {
             remote_quit(supervisor);
             return Err(error);
         }
     };
-    let handle = signals.handle();
-    let path = args.config.clone();
+    let (handle, path) = (signals.handle(), args.config.clone());
     let watcher = std::thread::Builder::new().name("sluice-signals".into()).spawn(move || {
         for signal in signals.forever() {
             if signal != SIGHUP {
@@ -168,28 +169,36 @@ fn configuration(file: &Path) -> anyhow::Result<Config> {
     Ok(loaded.config)
 }
 
-/// What is served: the control API and the web page.
+/// What is served: the control API and the web page; and what is pushed.
 struct Served {
     server: server::Server,
     page: PageServer,
+    pusher: Option<MetricsPusher>,
 }
 
 impl Served {
     fn stop(self) {
+        drop(self.pusher);
         // Its streams would hold up the end of the other.
         self.page.stop();
         self.server.stop();
     }
 }
 
-/// Serves the control API, and the web page beside it and at its listener.
-fn serve(socket: &Path, backend: Arc<dyn Backend>, listener: Option<PageListener>) -> anyhow::Result<Served> {
+/// Serves the control API, and the web page beside it and at its listener; and starts to push.
+fn serve(
+    socket: &Path,
+    backend: Arc<dyn Backend>,
+    listener: Option<PageListener>,
+    pushing: Option<(PushSettings, Arc<PushCounts>)>,
+) -> anyhow::Result<Served> {
     let page = PageServer::start(backend.clone(), listener)?;
+    let pusher = pushing.map(|(settings, counts)| otel::start(settings, counts, backend.clone())).transpose()?;
     let server = server::serve_with(socket, backend, server::Limits::default(), page.onto())?;
     if let Some(url) = page.url() {
         info!("the page is at {url}");
     }
-    Ok(Served { server, page })
+    Ok(Served { server, page, pusher })
 }
 
 /// Raises the limit of open files as far as this process may, and warns if the NFs need more.

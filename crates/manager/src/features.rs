@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
 //! | `inline` | `sluice-nf` | chains in the packet threads | `run = "inline"` |
+//! | `otel` | `sluice-otel` | metrics pushed to an OpenTelemetry collector | `[telemetry] otlp` |
 //! | `page` | `sluice-page` | a web page, metrics and health by HTTP | `[page] listen` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
 //! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
@@ -11,8 +12,8 @@
 //! | `tls` | `sluice-page` | the web page by TLS, for other hosts too | `[page] certificate` |
 //! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
-//! Each is a Cargo feature of this crate and of the daemon, on by default. Its module of
-//! [`crate::supervisor`] installs its hooks ([`sluice_dataplane::hooks`],
+//! Each is a Cargo feature of this crate and of the daemon, all but `otel` on by default. Its
+//! module of [`crate::supervisor`] installs its hooks ([`sluice_dataplane::hooks`],
 //! [`sluice_dataplane::steer`]); a build without it has a module of `supervisor/without` instead. A
 //! configuration that needs a missing feature is refused before anything starts.
 
@@ -24,6 +25,7 @@ use sluice_config::problem::At;
 pub const FEATURES: [(&str, bool); 8] = [
     ("foreign", cfg!(feature = "foreign")),
     ("inline", cfg!(feature = "inline")),
+    ("otel", cfg!(feature = "otel")),
     ("page", cfg!(feature = "page")),
     ("pools", cfg!(feature = "pools")),
     ("promises", cfg!(feature = "promises")),
@@ -43,7 +45,10 @@ pub fn problems(config: &Config) -> Vec<Problem> {
 }
 
 fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Problem> {
-    let help = |feature| format!("build it with the feature {feature} of sluice-daemon, which is there by default, or do without");
+    let help = |feature| match feature {
+        "otel" => "build it with the feature otel of sluice-daemon (`make build OTEL=yes`), or do without".to_string(),
+        _ => format!("build it with the feature {feature} of sluice-daemon, which is there by default, or do without"),
+    };
     let mut found = Vec::new();
     let mut refuse = |feature, at| {
         if is_absent(feature) {
@@ -71,6 +76,9 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
     }
     if config.page.certificate.is_some() {
         refuse("tls", At::key("page", "certificate"));
+    }
+    if config.telemetry.otlp.is_some() {
+        refuse("otel", At::key("telemetry", "otlp"));
     }
     if config.openflow.controller.is_some() {
         refuse("sdn", At::key("openflow", "controller"));
@@ -120,6 +128,7 @@ mod tests {
         assert_eq!(without_all("[promises]\ncores = [1]"), lacks("promises", "promises"));
         assert_eq!(without_all("[page]\nlisten = \"127.0.0.1:0\""), lacks("page.listen", "page"));
         assert_eq!(without_all("[page]\ncertificate = \"c.pem\""), lacks("page.certificate", "tls"));
+        assert_eq!(without_all("[telemetry]\notlp = \"http://127.0.0.1:4318\""), lacks("telemetry.otlp", "otel"));
         assert_eq!(without_all("[openflow]\ncontroller = \"127.0.0.1:6653\""), lacks("openflow.controller", "sdn"));
         assert_eq!(without_all("[workflow]\nmechanism = \"signal\""), lacks("workflow.mechanism", "turns"));
         assert_eq!(without_all("[workflow]\ncores = { 1 = \"signal\" }"), lacks("workflow.cores", "turns"));

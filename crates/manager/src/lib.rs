@@ -40,6 +40,9 @@ pub mod control;
 #[cfg_attr(not(feature = "page"), path = "without/page.rs")]
 pub mod page;
 
+#[cfg_attr(not(feature = "otel"), path = "without/otel.rs")]
+pub mod otel;
+
 #[cfg(test)]
 #[path = "../../api/src/in_the_tree.rs"]
 mod in_the_tree;

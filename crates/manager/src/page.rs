@@ -14,9 +14,10 @@ use sluice_page::{FileError, FileKind, Hub, PageSource, ServedAt, Tls, Tokens};
 
 use crate::control::server::{Limits, router};
 use crate::control::{Backend, tcp};
-use crate::telemetry::{metrics, prometheus};
+use crate::telemetry::metrics;
 use sluice_api::ApiError;
 use sluice_api::config::{Config, WebPage};
+use sluice_api::exposition::TextFormat;
 use sluice_api::health::Health;
 use sluice_api::model::{Event, Stats};
 use sluice_config::Problem;
@@ -177,8 +178,8 @@ impl PageSource for Watched {
         Ok(self.0.status()?.health)
     }
 
-    fn metrics(&self) -> Result<(&'static str, String), ApiError> {
-        Ok((prometheus::CONTENT_TYPE, metrics::exposition(&self.0.stats()?)))
+    fn metrics(&self, format: TextFormat) -> Result<String, ApiError> {
+        Ok(metrics::exposition(&self.0.stats()?, format))
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use sluice_api::exposition::TextFormat;
 use sluice_api::health::Health;
 use sluice_api::{ApiError, ErrorKind};
 use tokio::sync::Semaphore;
@@ -32,7 +33,7 @@ const CALLS: usize = 4;
 /// |---|---|
 /// | `/`, `/page.css`, `/page.js` | the page |
 /// | `/page/events` | its server-sent events; 503 without a free place |
-/// | `/metrics` | all counters, for Prometheus |
+/// | `/metrics` | all counters, for Prometheus; as OpenMetrics if `Accept` prefers it |
 /// | `/healthz` | `alive`; 503 if the daemon does not answer or stops |
 /// | `/readyz` | `ready`; 503 while something does not work |
 pub fn router(hub: &Hub, at: ServedAt) -> Router {
@@ -51,7 +52,8 @@ pub fn router(hub: &Hub, at: ServedAt) -> Router {
 
 struct Answers {
     hub: Hub,
-    metrics: Recent<(&'static str, String)>,
+    /// By [`TextFormat`].
+    metrics: [Recent<String>; 2],
     health: Recent<Health>,
     calls: Arc<Semaphore>,
 }
@@ -71,9 +73,11 @@ async fn events(State(answers): State<Arc<Answers>>) -> Response {
     }
 }
 
-async fn metrics(State(answers): State<Arc<Answers>>) -> Response {
-    match answers.ask(|answers| answers.metrics.or(|| answers.source().metrics())).await {
-        Ok((kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
+async fn metrics(State(answers): State<Arc<Answers>>, headers: HeaderMap) -> Response {
+    let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = TextFormat::preferred(&accepted.join(","));
+    match answers.ask(move |answers| answers.metrics[format as usize].or(|| answers.source().metrics(format))).await {
+        Ok(text) => ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "Accept")], text).into_response(),
         Err(error) => failure(&error),
     }
 }
@@ -105,7 +109,7 @@ fn failure(error: &ApiError) -> Response {
 impl Answers {
     fn new(hub: &Hub) -> Self {
         let calls = Arc::new(Semaphore::new(CALLS));
-        Self { hub: hub.clone(), metrics: Recent::default(), health: Recent::default(), calls }
+        Self { hub: hub.clone(), metrics: Default::default(), health: Recent::default(), calls }
     }
 
     fn source(&self) -> Arc<dyn PageSource> {

@@ -32,8 +32,11 @@ impl PageSource for Played {
         Ok(self.health.lock().unwrap().clone())
     }
 
-    fn metrics(&self) -> Result<(&'static str, String), ApiError> {
-        Ok(("text/plain; version=0.0.4", "sluice_flows 3\n".into()))
+    fn metrics(&self, format: TextFormat) -> Result<String, ApiError> {
+        Ok(match format {
+            TextFormat::Plain => "sluice_flows 3\n".into(),
+            TextFormat::OpenMetrics => "sluice_flows 3\n# EOF\n".into(),
+        })
     }
 }
 
@@ -144,7 +147,12 @@ async fn probes_and_scrapers_are_answered_and_share_a_report() {
     assert!(played.asked.load(Ordering::Relaxed) <= 2);
     let (status, text, answer) = get_from(&app, "/metrics").await;
     assert_eq!((status, text.as_str()), (StatusCode::OK, "sluice_flows 3\n"));
-    assert_eq!(answer.headers()["content-type"], "text/plain; version=0.0.4");
+    assert_eq!(answer.headers()["content-type"], TextFormat::Plain.content_type());
+    // The other format, at once: its text is another one.
+    let headers = [("host", "localhost"), ("accept", "application/openmetrics-text;version=1.0.0,*/*;q=0.1")];
+    let (status, text, answer) = self::answer(&app, request(Method::GET, "/metrics", &headers)).await;
+    assert_eq!((status, text.as_str()), (StatusCode::OK, "sluice_flows 3\n# EOF\n"));
+    assert_eq!(answer.headers()["content-type"], TextFormat::OpenMetrics.content_type());
     let problem = Problem { subject: "nf secret.0".into(), what: "has failed".into(), since_s: 1.0 };
     *played.health.lock().unwrap() = Health { verdict: HealthVerdict::Degraded, problems: vec![problem], ..Health::default() };
     // Of a state of its own, as the last answer is recent.

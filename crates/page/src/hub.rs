@@ -250,6 +250,7 @@ mod tests {
     use super::*;
     use crate::delta::tests::parse;
     use crate::view::NFS;
+    use sluice_api::exposition::TextFormat;
     use sluice_api::health::Health;
     use sluice_api::model::Nf;
 
@@ -279,8 +280,8 @@ mod tests {
             Ok(Health::default())
         }
 
-        fn metrics(&self) -> Result<(&'static str, String), ApiError> {
-            Ok(("text/plain", String::new()))
+        fn metrics(&self, _: TextFormat) -> Result<String, ApiError> {
+            Ok(String::new())
         }
     }
 

@@ -37,6 +37,7 @@ mod token;
 mod view;
 
 use sluice_api::ApiError;
+use sluice_api::exposition::TextFormat;
 use sluice_api::health::Health;
 use sluice_api::model::{Event, Stats};
 
@@ -62,6 +63,6 @@ pub trait PageSource: Send + Sync {
     /// Whether everything works.
     fn health(&self) -> Result<Health, ApiError>;
 
-    /// All counters as text for Prometheus, behind the text's content type.
-    fn metrics(&self) -> Result<(&'static str, String), ApiError>;
+    /// All counters as a text for Prometheus.
+    fn metrics(&self, format: TextFormat) -> Result<String, ApiError>;
 }

@@ -42,7 +42,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
     found.extend(programs(host));
     found.extend([capabilities(root), packet_sockets(root), af_xdp(root), dpdk(root), hugepages(host)]);
     found.extend([weights(root), bounds(root), freezing(root), round_robin(root)]);
-    found.extend([users(root), system_calls(root), futexes(), io_uring(root), containers(host), filters()]);
+    found.extend([users(root), state(root), system_calls(root), futexes(), io_uring(root), containers(host), filters()]);
     found
 }
 
@@ -233,10 +233,21 @@ fn users(root: &Path) -> Finding {
         0 => missing(SUBJECT, "its users cannot be read", "mount /proc"),
         ALL => good(SUBJECT, "the host's own, with all users for NFs"),
         some => {
-            let todo = "run sluiced outside of it, or set [manager] uids to numbers that it has (/proc/self/uid_map)";
+            let todo =
+                "run sluiced outside of it, or set [manager] uid_first and uid_count to numbers that it has (/proc/self/uid_map)";
             missing(SUBJECT, format!("one with {some} users, and NFs need users of their own"), todo)
         }
     }
+}
+
+/// The folder that systemd makes, by the file for systemd-tmpfiles or by the unit.
+fn state(root: &Path) -> Finding {
+    const SUBJECT: &str = "state folder";
+    if root.join("var/lib/sluice").is_dir() {
+        return good(SUBJECT, "/var/lib/sluice keeps estimates, former configurations, profiles, placements and timelines");
+    }
+    let todo = "run `systemd-tmpfiles --create sluiced.conf` or `install -d /var/lib/sluice`, or start sluiced by its unit, which makes it";
+    missing(SUBJECT, "there is no /var/lib/sluice, where estimates, former configurations and timelines are kept", todo)
 }
 
 fn system_calls(root: &Path) -> Finding {
@@ -341,12 +352,23 @@ mod tests {
             ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
             ("proc/self/uid_map", "         0          0 4294967295\n"),
             ("proc/sys/kernel/seccomp/actions_avail", "kill_process allow\n"),
+            ("var/lib/sluice/estimates.json", "{}"),
             ("proc/sys/kernel/io_uring_disabled", "0\n"),
             ("proc/sys/kernel/sched_rt_runtime_us", "950000\n"),
         ]);
         let found = examine(&host);
-        let there =
-            ["kernel", "permissions", "af_packet", "af_xdp", "DPDK", "hugepages", "user namespace", "filter of NFs", "io_uring"];
+        let there = [
+            "kernel",
+            "permissions",
+            "af_packet",
+            "af_xdp",
+            "DPDK",
+            "hugepages",
+            "user namespace",
+            "state folder",
+            "filter of NFs",
+            "io_uring",
+        ];
         for subject in there {
             let finding = of(&found, subject);
             assert!(finding.level == Level::Good && finding.todo.is_none(), "{finding:?}");
@@ -372,7 +394,7 @@ mod tests {
         for (subject, what, todo) in [
             ("permissions", "CAP_NET_RAW (af_packet ports)", "as root"),
             ("class rr", "no permission", "CAP_SYS_NICE"),
-            ("user namespace", "65536 users", "[manager] uids"),
+            ("user namespace", "65536 users", "[manager] uid_first"),
             ("io_uring", "to nobody", "io_uring_disabled=0"),
             ("DPDK", "vfio is not loaded", "modprobe vfio-pci"),
             ("hugepages", "none of 8 is free", "vm.nr_hugepages=72"),

@@ -66,6 +66,7 @@ impl Mock {
                 schedules: Vec::new(),
                 openflow: None,
                 flow_log: None,
+                otlp: None,
                 pools: Vec::new(),
                 buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
                 promises: BTreeMap::new(),

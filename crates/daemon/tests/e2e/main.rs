@@ -34,6 +34,8 @@ mod log;
 mod neighbours;
 mod observe;
 mod openflow;
+#[cfg(feature = "otel")]
+mod otel;
 mod overload;
 mod pack;
 #[cfg(feature = "page")]

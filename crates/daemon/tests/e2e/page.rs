@@ -4,10 +4,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 
 use serde_json::Value;
+use sluice_api::model::{FlowReport, FlowsReply};
 
-use crate::support::{Daemon, PATIENCE, chain, head, nf, open_folder, port, refusal, service};
+use crate::support::{Daemon, PATIENCE, chain, head, nf, open_folder, port, refusal, service, sluice};
 
 /// A chain of a bridge, behind the keys of `[page]`.
 fn body(page: &str) -> String {
@@ -100,6 +102,54 @@ fn a_browser_a_scraper_and_a_probe_are_answered() {
     let elsewhere = answer(connected(at), "GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
     assert!(elsewhere.starts_with("HTTP/1.1 403 "), "{elsewhere}");
     daemon.stop();
+}
+
+#[test]
+fn a_scraper_of_openmetrics_gets_a_flow_for_a_slow_packet() {
+    let files = open_folder();
+    let log = files.path().join("flows.json");
+    let body = format!("[flow_log]\nfile = {log:?}\nidle_ms = 100\n[page]\nlisten = \"127.0.0.1:0\"\n")
+        + &port("in", "gen", "rate = 5000\ncount = 2000\nflows = 7\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("fw", &nf("sluice-nf-bridge"), "")
+        + &chain("web", "in", &["fw"], "out", "");
+    let mut daemon = Daemon::start("latency_sample = 1", &body);
+    daemon.wait("all flows have ended, and one was slow", |stats| {
+        let is_over = stats.status.flow_log.as_ref().is_some_and(|log| log.ended >= 7 && log.live == 0);
+        is_over && stats.ports[0].finished && !stats.chains[0].exemplars.is_empty()
+    });
+    let answer = get(address(&daemon), "/metrics", "Accept: application/openmetrics-text;version=1.0.0,*/*;q=0.1\r\n");
+    assert!(
+        answer.contains("content-type: application/openmetrics-text; version=1.0.0") && answer.ends_with("# EOF\n"),
+        "{answer}"
+    );
+    let found: Vec<(&str, &str)> = answer.lines().filter_map(|line| line.split_once(" # {flow=\"")).collect();
+    let (_, exemplar) = found.first().expect("a bucket has one");
+    let (number, _) = exemplar.split_once('"').unwrap();
+    let mut command = Command::new(sluice());
+    command.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(["flows", "--json", "--number", number]);
+    let output = command.output().unwrap();
+    let reply: FlowsReply = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!(reply.flows.iter().map(|flow| flow.number).collect::<Vec<_>>(), [number.parse().ok()]);
+    let none = Command::new(sluice())
+        .arg("--socket")
+        .arg(daemon.run_dir().join("control.sock"))
+        .args(["flows", "--number", "1000000"])
+        .output()
+        .unwrap();
+    assert!(!none.status.success() && String::from_utf8_lossy(&none.stderr).contains("flow 1000000 has not ended"), "{none:?}");
+    daemon.stop();
+    let lines = std::fs::read_to_string(&log).unwrap();
+    let logged: Vec<FlowReport> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (sample, exemplar) in found {
+        let (bucket, count) = sample.rsplit_once(' ').unwrap();
+        assert!(bucket.starts_with("sluice_chain_latency_seconds_bucket{chain=\"web\",le=\"") && count != "0", "{sample}");
+        let (number, rest) = exemplar.split_once("\"} ").unwrap();
+        let (seconds, _) = rest.split_once(' ').unwrap();
+        let flow = logged.iter().find(|flow| flow.number == number.parse().ok()).unwrap_or_else(|| panic!("{number}: {lines}"));
+        let longest = flow.longest_latency_ns.expect("it was timed") as f64 / 1e9;
+        assert_eq!((flow.chain.as_deref(), seconds.parse::<f64>().unwrap()), (Some("web"), longest));
+    }
 }
 
 #[test]

@@ -53,9 +53,11 @@ pub fn build_nfs() {
             assert!(example.status().expect("cargo runs").success(), "build the {built}: cargo build -p sluice-nf --examples");
         }
         cargo.args(["-p", "sluice-client", "-p", "sluice-lab"]);
-        if cfg!(feature = "dpdk") {
-            // The daemon's own features, so that its library is not built once more.
-            cargo.args(["--features", "sluice-daemon/dpdk"]);
+        // The daemon's own features, so that its library is not built once more.
+        for (feature, is_there) in [("dpdk", cfg!(feature = "dpdk")), ("otel", cfg!(feature = "otel"))] {
+            if is_there {
+                cargo.args(["--features", &format!("sluice-daemon/{feature}")]);
+            }
         }
         assert!(cargo.status().expect("cargo runs").success(), "build client and lab: cargo build -p sluice-client -p sluice-lab");
     });

@@ -18,9 +18,10 @@ use super::Backend;
 use super::limits::Limits;
 use super::openapi::{Operation, document};
 use super::stream::streamed;
-use crate::telemetry::{metrics, prometheus};
+use crate::telemetry::metrics;
 use sluice_api::ErrorKind::{Conflict, NotFound};
 use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
+use sluice_api::exposition::TextFormat;
 use sluice_api::model::{
     self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest,
     Upgrade, WhyRequest,
@@ -147,8 +148,8 @@ fn questions() -> Vec<Route> {
         route(
             get("/v1/metrics", "metrics", "Everything that is counted, for Prometheus"),
             |State(cx): State<Context>| async move {
-                let text = cx.blocking(|b| Ok(metrics::exposition(&b.stats()?))).await?;
-                Ok::<_, RefusedRequest>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))
+                let text = cx.blocking(|b| Ok(metrics::exposition(&b.stats()?, TextFormat::Plain))).await?;
+                Ok::<_, RefusedRequest>(([(header::CONTENT_TYPE, TextFormat::Plain.content_type())], text))
             },
         ),
         route(

@@ -89,7 +89,7 @@ impl FlowLog {
             flows.live(|record| question.add(all, None, &record, names));
         }
         let ended = locked(&self.ended);
-        let first = ended.last + 1 - ended.kept.len() as u64;
+        let first = ended.first();
         for ((record, names), number) in ended.kept.iter().zip(first..).filter(|_| question.request.ended) {
             question.add(all, Some(number), record, names);
         }
@@ -101,7 +101,7 @@ impl FlowLog {
     /// kept any more, and the number of the last one that was looked at.
     fn ended_after(&self, question: &Question<'_>, after: u64, all: &mut Vec<Candidate>) -> (u64, u64) {
         let ended = locked(&self.ended);
-        let first = ended.last + 1 - ended.kept.len() as u64;
+        let first = ended.first();
         // A greater number is of an earlier log.
         let mut next = if after > ended.last { 0 } else { after };
         let missed = first.saturating_sub(next + 1);

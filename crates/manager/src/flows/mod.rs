@@ -13,6 +13,7 @@
 //! [meter]: sluice_dataplane::meter::FlowMeter
 
 mod answer;
+mod exemplars;
 mod file;
 mod ipfix;
 mod report;
@@ -30,10 +31,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sluice_api::config::FlowLogConfig;
-use sluice_api::model::FlowLogCounts;
+use sluice_api::model::{Exemplar, FlowLogCounts};
 use sluice_dataplane::meter::{FlowEnd, FlowMeter, FlowRecord, MeteredFlows};
 use sluice_shm::clock::monotonic_ns;
 
+use exemplars::Exemplars;
 use file::FlowFile;
 use ipfix::Exporter;
 pub use report::FlowNames;
@@ -118,6 +120,11 @@ struct Ended {
 }
 
 impl Ended {
+    /// The number of the first one that is kept.
+    fn first(&self) -> u64 {
+        self.last + 1 - self.kept.len() as u64
+    }
+
     /// Keeps flows with their names, and forgets the oldest ones above the limits.
     fn keep(&mut self, flows: impl Iterator<Item = FlowRecord>, names: &Arc<FlowNames>) {
         for record in flows {
@@ -140,6 +147,8 @@ pub struct FlowLog {
     ended: Mutex<Ended>,
     /// Number of the last flow in `ended`: reports must not wait for answers.
     count: AtomicU64,
+    /// Of flows in `ended`, behind a lock of their own for that reason.
+    exemplars: Mutex<Exemplars>,
     /// The names, and how often they came.
     names: Mutex<(Arc<FlowNames>, u64)>,
     named: Condvar,
@@ -174,6 +183,7 @@ impl FlowLog {
             is_kept: outputs.is_some(),
             ended: Mutex::default(),
             count: AtomicU64::new(0),
+            exemplars: Mutex::default(),
             names: Mutex::new((Arc::new(names), 0)),
             named: Condvar::new(),
             began: Instant::now(),
@@ -219,6 +229,11 @@ impl FlowLog {
     /// Its flows of a packet thread.
     pub fn flows_of(&self, thread: usize) -> Option<&Arc<MeteredFlows>> {
         self.flows.get(thread)
+    }
+
+    /// Flows for the latencies of a chain.
+    pub fn exemplars(&self, chain: &str) -> Vec<Exemplar> {
+        locked(&self.exemplars).of(chain)
     }
 
     /// What is counted. Without `is_kept`, it begins anew with each metering.
@@ -327,10 +342,16 @@ impl<S: FlowSource> Writer<S> {
                     collector.push(record, epoch_ns);
                 }
             }
-            self.last += self.batch.len() as u64;
             let mut ended = locked(&self.log.ended);
+            // Behind the other lock, so that a report waits for no answer.
+            let mut exemplars = locked(&self.log.exemplars);
+            for (record, number) in self.batch.iter().zip(self.last + 1..) {
+                exemplars.take(record, number, &names, epoch_ns);
+            }
+            self.last += self.batch.len() as u64;
             ended.last = self.last;
             ended.keep(self.batch.drain(..), &names);
+            exemplars.forget_before(ended.first());
             // Release: as for the load.
             self.log.count.store(self.last, Ordering::Release);
         }

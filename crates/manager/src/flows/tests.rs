@@ -78,6 +78,14 @@ impl Rig {
         self.meter.lose(&self.arena, at_ns, &self.sight(), DropReason::Verdict.into(), &[packet]);
     }
 
+    /// A packet that takes this long.
+    fn time(&mut self, bytes: &[u8], took_ns: u64) {
+        self.receive(bytes, 1);
+        let packet = self.frame(bytes);
+        self.meter.begin_timing(&self.arena, 3, packet, 1);
+        self.meter.end_timing(packet.frame, 1, took_ns);
+    }
+
     /// Ends all flows as idle ones.
     fn end_all(&mut self) {
         self.meter.age(1000 * SECOND, 1 << 20);
@@ -267,6 +275,33 @@ fn flows_are_kept_with_a_limited_number_of_names() {
     }
     let reply = ask(&log, FlowsRequest { after: Some(0), limit: 1000, ..FlowsRequest::default() });
     assert_eq!((reply.missed, reply.flows.len(), reply.next), (10, MOST_NAMES, all));
+    log.end(Vec::new());
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_histogram_has_the_last_flow_of_each_power_of_two_while_it_is_kept() {
+    let mut rig = Rig::new();
+    let (log, thread) = rig.log(FlowOutputs::default());
+    // The fourth may be below 2^14 ns, and above.
+    for (n, took_ns) in [9_001, 10_999, 100_000, 16_999, 12].into_iter().enumerate() {
+        rig.time(&udp(n as u8), took_ns);
+        rig.end_all();
+        wait_for(&log, n as u64 + 1);
+    }
+    let last_ns = log.epoch_ns + 1;
+    let wanted = [Exemplar { ns: 10_000, flow: 2, last_ns }, Exemplar { ns: 100_000, flow: 3, last_ns }];
+    assert_eq!(log.exemplars("web"), wanted);
+    assert_eq!(log.exemplars("dns"), []);
+    for n in 6..=6 + MOST_NAMES as u64 {
+        let mut now = names();
+        now.tenants.insert(9, n.to_string());
+        log.name(now);
+        rig.receive(&udp(1), n);
+        rig.end_all();
+        wait_for(&log, n);
+    }
+    assert_eq!(log.exemplars("web"), [], "it names no flow that cannot be asked for");
     log.end(Vec::new());
     thread.join().unwrap();
 }

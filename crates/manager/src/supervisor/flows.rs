@@ -169,6 +169,11 @@ impl Supervisor {
         self.seen.flows.as_ref().filter(|keeper| keeper.log.is_kept).map(|keeper| keeper.log.counts())
     }
 
+    /// Flows for the latencies of a chain, while flows are metered.
+    pub(super) fn exemplars(&self, chain: &str) -> Vec<api::Exemplar> {
+        self.seen.flows.as_ref().map_or_else(Vec::new, |keeper| keeper.log.exemplars(chain))
+    }
+
     /// Gives the log the names that there are now, unless it has them.
     fn name_flows(&mut self) {
         let now = self.names_revision();

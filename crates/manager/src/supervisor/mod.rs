@@ -75,6 +75,7 @@ use crate::control::totals;
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, PlaneError};
 use crate::flows::{FlowLogError, FlowOutputs};
+use crate::otel::PushCounts;
 use sluice_api::config::{self as model, Config};
 use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Places, PortInfo, Tables};
 use sluice_dataplane::classify::compile::compile;
@@ -253,7 +254,7 @@ impl Supervisor {
             published,
             host,
             turns,
-            seen: Observed::new(config_path),
+            seen: Observed::new(config_path, PushCounts::of(&wanted)),
         };
         let socket = this.host.listener.path().to_path_buf();
         this.note(|r| r.made(Thing::Socket, &socket));
@@ -305,6 +306,11 @@ impl Supervisor {
 
     pub fn remote(&self) -> Remote {
         Remote::new(self.turns.remote.clone(), self.turns.wake.clone())
+    }
+
+    /// What is counted of pushed metrics, if there are any.
+    pub fn pushes(&self) -> Option<Arc<PushCounts>> {
+        self.seen.pushes.clone()
     }
 
     pub fn config(&self) -> &Config {

@@ -17,6 +17,7 @@ use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, flows, health, history, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
+use crate::otel::PushCounts;
 use crate::timeline::flight::FlightRecorder;
 use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
@@ -230,6 +231,8 @@ pub(super) struct Observed {
     pub(super) captures: Vec<Weak<capture::CaptureScope>>,
     /// The log of flows, while they are metered.
     pub(super) flows: Option<flows::FlowKeeper>,
+    /// What becomes of pushed metrics, if there are any.
+    pub(super) pushes: Option<Arc<PushCounts>>,
     /// The recordings of timelines under way.
     pub(super) timelines: Vec<Weak<()>>,
     /// The flight recorder, if there is one.
@@ -239,7 +242,7 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    pub(super) fn new(config_path: Option<PathBuf>) -> Self {
+    pub(super) fn new(config_path: Option<PathBuf>, pushes: Option<Arc<PushCounts>>) -> Self {
         Self {
             config_path,
             started: Instant::now(),
@@ -249,6 +252,7 @@ impl Observed {
             tracing: None,
             captures: Vec::new(),
             flows: None,
+            pushes,
             timelines: Vec::new(),
             recorder: None,
             watch: health::HealthWatch::default(),

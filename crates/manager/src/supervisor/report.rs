@@ -114,6 +114,7 @@ impl Supervisor {
             schedules: self.schedule_reports(),
             openflow: self.published.sdn.status(),
             flow_log: self.flow_log_counts(),
+            otlp: self.seen.pushes.as_ref().map(|pushes| pushes.report()),
             pools: self.pool_reports(snapshots),
             buffers: self.host.opener.room.report(&self.config.ports),
             promises: self.promise_states(),
@@ -395,6 +396,7 @@ impl Supervisor {
                 state,
                 throttled,
                 latency_ns: latency_of(chain.number, snapshots),
+                exemplars: self.exemplars(&chain.name),
                 ..of_chain(&chain.counters)
             };
             report.add(&self.seen.past.of_chain(&chain.name));

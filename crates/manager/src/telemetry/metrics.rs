@@ -1,9 +1,10 @@
 //! The tables of metrics: name, meaning, and how each is read from the report ([`Stats`]). Counters
 //! of a report are declared with its fields ([`sluice_api::counted`]); all others are here.
 //!
-//! The Prometheus text ([`exposition`]) is made from these tables. A chain's latency is a histogram
-//! with edges at powers of two nanoseconds, so that the histograms of several hosts can be added.
-//! An NF's service time needs no sum, and is a summary.
+//! The texts for Prometheus ([`exposition`]) and the messages for an OpenTelemetry collector are
+//! made from these tables. A chain's latency is a histogram with edges at powers of two
+//! nanoseconds, so that the histograms of several hosts can be added. An NF's service time needs no
+//! sum, and is a summary.
 //!
 //! No counter goes back, by the rule of [`totals`]: the series of an object ends with it and
 //! continues with a new object of its name, and a family without its label has the sum of all
@@ -14,8 +15,10 @@ use std::collections::BTreeMap;
 
 use sluice_slo::watch::What;
 
-use super::prometheus::{Family, NS, Object, Rows, Text};
+use super::families::{Families, Family, NS, Object, Rows, Sink};
+use super::prometheus::Text;
 use crate::control::totals::{self, Counted};
+use sluice_api::exposition::TextFormat;
 use sluice_api::model::{
     Chain, FlowLogCounts, Memory, Nf, NfForeign, NfPart, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread,
 };
@@ -137,7 +140,7 @@ const PORTS: &[Family<Port>] = &[
     Family::counter("sluice_port_detail_total", "What only one kind of port counts, by name.", |p, r| {
         details(p, r, totals::is_counter);
     }),
-    Family::gauge("sluice_port_detail", "What only one kind of port knows and does not count, by name.", |p, r| {
+    Family::gauge("sluice_port_property", "What only one kind of port knows and does not count, by name.", |p, r| {
         details(p, r, |detail| !totals::is_counter(detail) && totals::QUANTILES.iter().all(|(name, _)| *name != detail));
     }),
     Family::summary("sluice_port_latency_seconds", "Time from the generator to the port, where the port measures it.", |p, r| {
@@ -247,7 +250,9 @@ const CHAINS: &[Family<Chain>] = &[
     Family::counter_of_each("sluice_chain_drops_total", "Packets of the chain that were dropped, by reason.", |c, r| {
         c.drops.iter().for_each(|(reason, n)| r.with(&[("reason", reason)], n));
     }),
-    Family::histogram("sluice_chain_latency_seconds", "Time from entry to exit of sampled packets.", |c, r| r.times(&c.latency_ns)),
+    Family::histogram("sluice_chain_latency_seconds", "Time from entry to exit of sampled packets.", |c, r| {
+        r.times_of(&c.latency_ns, &c.exemplars);
+    }),
 ];
 
 const RULES: &[Family<Rule>] = &[Family::counter(
@@ -313,9 +318,16 @@ const PROMISES: &[Family<Promise>] = &[
 const OF_ALL: &str = "All together, those that are gone too";
 const OF_SERVICE: &str = "All NFs of the service, those that are gone too";
 
-/// All counters in the text format of Prometheus.
-pub fn exposition(stats: &Stats) -> String {
-    let mut out = Text(String::with_capacity(4096 + 2048 * (stats.nfs.len() + stats.chains.len() + stats.ports.len())));
+/// All metrics as a text for Prometheus.
+pub fn exposition(stats: &Stats, format: TextFormat) -> String {
+    let mut text = Text::new(format, 4096 + 2048 * (stats.nfs.len() + stats.chains.len() + stats.ports.len()));
+    write(stats, &mut text);
+    text.end()
+}
+
+/// Writes all metrics.
+pub(super) fn write(stats: &Stats, sink: &mut dyn Sink) {
+    let mut out = Families(sink);
     let status = &stats.status;
     out.write(DAEMON, &[(Vec::new(), stats)]);
     out.write(MEMORIES, &named("tenant", &status.memories, |memory| &memory.tenant));
@@ -332,6 +344,9 @@ pub fn exposition(stats: &Stats) -> String {
         out.write_counters(&log);
         out.write(FLOW_LOG, &log);
     }
+    if let Some(otlp) = &status.otlp {
+        out.write_counters(&[(vec![("collector", otlp.collector.as_str().into())], otlp)]);
+    }
     ports(&mut out, stats);
     nfs(&mut out, stats);
     pools(&mut out, stats);
@@ -343,7 +358,6 @@ pub fn exposition(stats: &Stats) -> String {
     );
     let decisions = stats.gone.decisions + stats.rules.iter().map(|rule| rule.hits).sum::<u64>();
     out.write_sums(RULES, ["_rule_", "_rules_"], OF_ALL, &[(Vec::new(), &Rule { hits: decisions, ..Rule::default() })]);
-    out.0
 }
 
 fn objects<'a, T>(all: &'a [T], labels: impl Fn(&'a T) -> Vec<(&'static str, Cow<'a, str>)>) -> Vec<Object<'a, T>> {
@@ -354,7 +368,7 @@ fn named<'a, T>(label: &'static str, all: &'a [T], name: impl Fn(&'a T) -> &'a s
     objects(all, |one| vec![(label, name(one).into())])
 }
 
-fn ports(out: &mut Text, stats: &Stats) {
+fn ports(out: &mut Families<'_>, stats: &Stats) {
     let gone = &stats.gone;
     let mut sum = Port { details: gone.details.clone(), ..Port::default() };
     sum.add_counts(&gone.ports);
@@ -385,7 +399,7 @@ fn foreign_of<'a>((labels, nf): &Object<'a, Nf>) -> Option<Object<'a, NfForeign>
 }
 
 /// NFs, and their sums by service: names of NFs change with each upgrade and move.
-fn nfs(out: &mut Text, stats: &Stats) {
+fn nfs(out: &mut Families<'_>, stats: &Stats) {
     let of_nf = |nf: &Nf| vec![("nf", nf.name.clone().into()), ("service", nf.service.clone().into())];
     let mut sums: BTreeMap<&str, Nf> = BTreeMap::new();
     stats.gone.nfs.iter().for_each(|(service, gone)| sums.entry(service).or_default().add(gone));
@@ -409,7 +423,7 @@ fn nfs(out: &mut Text, stats: &Stats) {
     out.write(SERVICES, &sums);
 }
 
-fn pools(out: &mut Text, stats: &Stats) {
+fn pools(out: &mut Families<'_>, stats: &Stats) {
     let mut sum = stats.gone.pools.clone();
     stats.status.pools.iter().for_each(|pool| sum.add(pool));
     let (all, sum) = (named("service", &stats.status.pools, |pool| &pool.service), [(Vec::new(), &sum)]);
@@ -419,7 +433,7 @@ fn pools(out: &mut Text, stats: &Stats) {
     out.write_sums(POOLS, ["_pool_", "_pools_"], OF_ALL, &sum);
 }
 
-fn chains(out: &mut Text, stats: &Stats) {
+fn chains(out: &mut Families<'_>, stats: &Stats) {
     let gone = &stats.gone;
     let mut sum = Chain { wasted: gone.wasted, latency_ns: gone.latency_ns.clone(), ..Chain::default() };
     sum.add_counts(&gone.chains);
@@ -438,9 +452,9 @@ mod tests {
     use sluice_shm::histogram::Histogram;
     use sluice_slo::watch::{By, Cause, Violation};
 
-    use super::super::prometheus::EDGES;
+    use super::super::families::EDGES;
     use super::*;
-    use sluice_api::model::{ChainCounts, Distribution, Gone, NfState, PortCounts, Status};
+    use sluice_api::model::{ChainCounts, Distribution, Exemplar, Gone, NfState, Otlp, PortCounts, Status};
 
     /// Parses the format as a scraper would. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {
@@ -624,13 +638,13 @@ mod tests {
 
     #[test]
     fn a_scraper_reads_what_was_counted() {
-        let samples = parse(&exposition(&stats()));
+        let samples = parse(&exposition(&stats(), TextFormat::Plain));
         let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
         assert_eq!(get("sluice_port_rx_packets_total", &[("port", "odd \"name\"\\\n")]), u64::MAX as f64);
         let odd = ("port", "odd \"name\"\\\n");
         assert_eq!(get("sluice_port_behind_pps", &[odd]), 35_000.0);
         assert_eq!(get("sluice_port_detail_total", &[odd, ("detail", "lost")]), 2.5);
-        assert_eq!(get("sluice_port_detail", &[odd, ("detail", "link_up")]), 1.0);
+        assert_eq!(get("sluice_port_property", &[odd, ("detail", "link_up")]), 1.0);
         assert_eq!(get("sluice_port_latency_seconds", &[odd, ("quantile", "0.999")]), 2.5e-6);
         let fw = [("nf", "fw.0"), ("service", "fw")];
         assert_eq!(get("sluice_nf_rx_packets_total", &fw), 7.0);
@@ -696,7 +710,7 @@ mod tests {
             latency_ns: stats.chains[0].latency_ns.clone(),
             ..Gone::default()
         };
-        let samples = parse(&exposition(&stats));
+        let samples = parse(&exposition(&stats, TextFormat::Plain));
         let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
         assert_eq!(get("sluice_chains_entry_packets_total", &[]), 14.0);
         assert_eq!(get("sluice_chains_latency_seconds_count", &[]), 10.0);
@@ -710,7 +724,7 @@ mod tests {
 
     #[test]
     fn a_quantile_of_nothing_is_not_a_number_and_what_is_unknown_is_left_out() {
-        let samples = parse(&exposition(&stats()));
+        let samples = parse(&exposition(&stats(), TextFormat::Plain));
         let new = [("nf", "new.0"), ("service", "new")];
         let p50 = samples[&("sluice_nf_service_seconds".into(), labels(&[&new[..], &[("quantile", "0.5")]].concat()))];
         assert!(p50.is_nan());
@@ -720,7 +734,7 @@ mod tests {
 
     #[test]
     fn buckets_of_a_histogram_only_grow() {
-        let text = exposition(&stats());
+        let text = exposition(&stats(), TextFormat::Plain);
         let counts: Vec<f64> =
             text.lines().filter(|l| l.starts_with("sluice_chain_latency_seconds_bucket")).map(|l| sample(l).2).collect();
         assert_eq!(counts.len(), EDGES.count() + 1);
@@ -730,10 +744,7 @@ mod tests {
     /// `make reference` writes it.
     #[test]
     fn the_page_in_the_tree_is_that_of_the_tables() {
-        let controller = Some(Openflow::default());
-        let flow_log = Some(FlowLogCounts::default());
-        let text =
-            exposition(&Stats { status: Status { openflow: controller, flow_log, ..Status::default() }, ..Stats::default() });
+        let text = exposition(&of_everything(), TextFormat::Plain);
         let mut page = "\n| metric | type | what it says |\n|---|---|---|\n".to_string();
         let lines: Vec<&str> = text.lines().collect();
         for pair in lines.windows(2) {
@@ -747,11 +758,15 @@ mod tests {
         crate::in_the_tree::page("ref-metrics.md", &page);
     }
 
+    /// A report of nothing, with what is there only while something is configured.
+    fn of_everything() -> Stats {
+        let (openflow, flow_log, otlp) = (Some(Openflow::default()), Some(FlowLogCounts::default()), Some(Otlp::default()));
+        Stats { status: Status { openflow, flow_log, otlp, ..Status::default() }, ..Stats::default() }
+    }
+
     /// The names of all samples that a daemon may write.
     fn names_of_samples() -> BTreeSet<String> {
-        // What is there only while something is configured.
-        let status = Status { openflow: Some(Openflow::default()), flow_log: Some(FlowLogCounts::default()), ..Status::default() };
-        let text = exposition(&Stats { status, ..Stats::default() });
+        let text = exposition(&of_everything(), TextFormat::Plain);
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         let names = families.flat_map(|(name, kind)| {
             let suffixes: &[&str] = match kind {
@@ -803,8 +818,42 @@ mod tests {
         }
     }
 
+    /// What OpenMetrics forbids and the other format does not.
+    #[test]
+    fn openmetrics_names_each_family_once_and_has_an_end() {
+        let text = exposition(&of_everything(), TextFormat::OpenMetrics);
+        assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1);
+        let mut families = BTreeSet::new();
+        for (name, kind) in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
+            assert!(families.insert(name), "{name} comes twice");
+            assert!(kind != "counter" || !name.ends_with("_total"), "{name}");
+        }
+        assert!(families.len() > 150, "{}", families.len());
+        assert!(text.contains("\n# TYPE sluice_otlp_pushes counter\n"), "{text}");
+        assert!(exposition(&stats(), TextFormat::OpenMetrics).contains("\nsluice_chain_wasted_total{chain=\"web\"} 4\n"));
+    }
+
+    #[test]
+    fn exemplars_are_in_their_buckets_and_in_openmetrics_alone() {
+        let mut stats = stats();
+        stats.chains[0].exemplars = vec![
+            Exemplar { ns: 10_000, flow: 7, last_ns: 1_764_036_100_045_999_999 },
+            Exemplar { ns: 1 << 39, flow: 8, last_ns: 1_764_036_101_000_000_000 },
+        ];
+        let plain = exposition(&stats, TextFormat::Plain);
+        let open = exposition(&stats, TextFormat::OpenMetrics);
+        assert!(!plain.contains("# {"), "{plain}");
+        let found: Vec<&str> = open.lines().filter(|line| line.contains("# {")).collect();
+        let bucket = |le: &str| format!("sluice_chain_latency_seconds_bucket{{chain=\"web\",le=\"{le}\"}}");
+        let wanted = [
+            bucket("0.000016384") + " 4 # {flow=\"7\"} 0.00001 1764036100.045",
+            bucket("+Inf") + " 5 # {flow=\"8\"} 549.755813888 1764036101.000",
+        ];
+        assert_eq!(found, wanted);
+    }
+
     #[test]
     fn nothing_counted_is_still_well_formed() {
-        parse(&exposition(&Stats::default()));
+        parse(&exposition(&Stats::default(), TextFormat::Plain));
     }
 }

@@ -1,4 +1,7 @@
 //! Telemetry: counters in the formats of other tools.
 
+mod families;
 pub mod metrics;
-pub mod prometheus;
+#[cfg(feature = "otel")]
+pub(crate) mod otlp;
+mod prometheus;
