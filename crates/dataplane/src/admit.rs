@@ -285,7 +285,7 @@ impl Plane {
 
     /// Counts packets refused at the entry of a path, for each of its NFs.
     #[inline]
-    pub fn count_refused(&self, path: &Path, n: usize) {
+    pub(crate) fn count_refused(&self, path: &Path, n: usize) {
         for nf in &path.nfs {
             if let Some(Some(end)) = self.nfs.get(*nf as usize) {
                 end.handle.counters[self.index].refused.add(n as u64);

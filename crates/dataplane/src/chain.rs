@@ -252,7 +252,7 @@ impl Tables {
     }
 
     /// Whether a [steer](crate::steer::ChooseInstances) assigns instances of a service to flows.
-    pub fn is_steered(&self, service: u16) -> bool {
+    pub(crate) fn is_steered(&self, service: u16) -> bool {
         self.steered.get(service as usize).copied().unwrap_or(false)
     }
 
@@ -336,7 +336,7 @@ pub enum PathKind {
 
 impl PathKind {
     /// Whether a service was left out, or blocks the path, because it had no instance.
-    pub fn goes_without(self) -> bool {
+    pub(crate) fn goes_without(self) -> bool {
         matches!(self, Self::Bypasses | Self::Refuses)
     }
 }
@@ -405,7 +405,7 @@ impl Path {
     }
 
     /// Whether it lacks a service that its chain names.
-    pub fn goes_without(&self) -> bool {
+    pub(crate) fn goes_without(&self) -> bool {
         self.kind.goes_without()
     }
 

@@ -181,7 +181,7 @@ impl Plane {
 
     /// Clears what is kept by number of chains that are new or gone, and records which chains
     /// changed.
-    pub fn meet_chains(&mut self, tables: &Tables) {
+    pub(crate) fn meet_chains(&mut self, tables: &Tables) {
         let former = self.tables.chains.iter().flatten();
         let is_other = |chain: &&Arc<Chain>| {
             let now = tables.chains.get(usize::from(chain.number)).and_then(Option::as_ref);
@@ -305,7 +305,7 @@ impl Plane {
 
     /// Whether the active trace still picks packets.
     #[inline(always)]
-    pub fn is_tracing(&self) -> bool {
+    pub(crate) fn is_tracing(&self) -> bool {
         self.trace().is_some_and(|trace| trace.wants_more())
     }
 
@@ -324,7 +324,7 @@ impl Plane {
 
     /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
     #[cold]
-    pub fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
+    pub(crate) fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
@@ -362,7 +362,7 @@ impl Plane {
 
     /// Wakes the NFs whose timers expired.
     #[inline]
-    pub fn wake_late(&mut self) {
+    pub(crate) fn wake_late(&mut self) {
         while let Some(nf) = self.timers.late(self.now_ns) {
             if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
                 end.wake_late(self.index, self.now_ns);

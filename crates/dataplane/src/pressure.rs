@@ -217,7 +217,7 @@ impl Throttling {
 
     /// Reads new paths and NFs, if there are any.
     #[cold]
-    pub fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
+    pub(crate) fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
         let now = (registry.changes(), nfs.len(), tables.generation);
         if now == self.made_of {
             return;
