@@ -11,9 +11,7 @@ use serde_json::json;
 use sluice_api::change::{SetKeys, Undo};
 use sluice_api::model::{Applied, Apply, EventKind, NfState, Stats};
 
-use crate::support::{
-    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, open_folder, port, service, signal, sluice,
-};
+use crate::support::{Daemon, chain, find_nf, find_port, head, open_folder, port, service, signal, sluice};
 
 /// A chain from a generator with this rate through one NF.
 fn steady(rate: u32) -> String {
@@ -40,13 +38,7 @@ fn state(stats: &Stats) -> (Option<u32>, u64) {
 
 /// Checks that each packet that entered has left, once and in order.
 fn settle(mut daemon: Daemon) {
-    daemon.client().remove_rule("c").unwrap();
-    let stats = daemon.wait("its packets have left", |s| {
-        let sink = find_port(s, "out");
-        let entered = find_chain(s, "c").entry_packets;
-        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
-    });
-    assert_nothing_amiss(&stats, "out", find_chain(&stats, "c").entry_packets);
+    daemon.settle("c", "out");
     daemon.stop();
 }
 

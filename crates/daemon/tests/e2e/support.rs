@@ -299,6 +299,19 @@ impl Daemon {
         });
     }
 
+    /// Removes a chain's rule, which has the chain's name; checks that each packet that entered has
+    /// left, once and in order.
+    #[track_caller]
+    pub fn settle(&mut self, chain: &str, sink: &str) -> Stats {
+        self.client().remove_rule(chain).unwrap();
+        let stats = self.wait("its packets have left", |s| {
+            let (entered, sink) = (find_chain(s, chain).entry_packets, find_port(s, sink));
+            entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
+        });
+        assert_nothing_amiss(&stats, sink, find_chain(&stats, chain).entry_packets);
+        stats
+    }
+
     /// Removes a chain's rule, which has the chain's name, and its ingress port.
     pub fn silence(&mut self, chain: &str, ingress: &str) {
         self.client().remove_rule(chain).unwrap();
