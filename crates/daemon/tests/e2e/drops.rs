@@ -11,7 +11,7 @@
 //! | `tx_full` | a round with more packets than the buffer of such a device has room for |
 //! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race |
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -19,15 +19,7 @@ use serde_json::Value;
 use sluice_api::model::{Fate, NfState, WhyReply, WhyRequest};
 
 use crate::pcap::{MICROS, Order, pcap};
-use crate::support::{
-    Daemon, PATIENCE, chain, find_chain, find_nf, hostile_nf, open_folder, port, service, signal, sluice, test_nf,
-};
-
-fn command(daemon: &Daemon, args: &[&str]) -> Command {
-    let mut command = Command::new(sluice());
-    command.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
+use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, hostile_nf, open_folder, port, service, signal, test_nf};
 
 fn succeeded(output: Output) -> Vec<u8> {
     assert!(output.status.success(), "{output:?}");
@@ -40,7 +32,8 @@ fn succeeded(output: Output) -> Vec<u8> {
 pub fn ask_while(daemon: &Daemon, reason: &str, mut provoke: impl FnMut()) -> Value {
     let until = Instant::now() + PATIENCE;
     loop {
-        let mut child = command(daemon, &["drops", "--reason", reason, "--seconds", "0.5", "--json"]).spawn().unwrap();
+        let mut command = daemon.sluice(&["drops", "--reason", reason, "--seconds", "0.5", "--json"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         while child.try_wait().unwrap().is_none() {
             provoke();
             std::thread::sleep(Duration::from_millis(5));
@@ -79,7 +72,7 @@ fn headers<'a>(row: &'a Value, begin: &str) -> &'a Value {
 fn said_until(daemon: &Daemon, args: &[&str], is: impl Fn(&str) -> bool) -> String {
     let until = Instant::now() + PATIENCE;
     loop {
-        let text = String::from_utf8(succeeded(command(daemon, args).output().unwrap())).unwrap();
+        let text = daemon.says(args);
         if is(&text) {
             return text;
         }
@@ -90,7 +83,7 @@ fn said_until(daemon: &Daemon, args: &[&str], is: impl Fn(&str) -> bool) -> Stri
 /// What a packet in words would meet.
 #[track_caller]
 pub fn why(daemon: &Daemon, packet: &str) -> WhyReply {
-    serde_json::from_slice(&succeeded(command(daemon, &["why", packet, "--json"]).output().unwrap())).unwrap()
+    serde_json::from_str(&daemon.says(&["why", packet, "--json"])).unwrap()
 }
 
 /// Asks until the answer has this reason, and the packet is dropped.
@@ -342,7 +335,7 @@ fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
 
 /// A packet that comes in at port `in`, as hexadecimal digits.
 fn captured(daemon: &Daemon) -> String {
-    let output = command(daemon, &["capture", "--hop", "port:in", "--count", "1", "-w", "-"]).output().unwrap();
+    let output = daemon.sluice(&["capture", "--hop", "port:in", "--count", "1", "-w", "-"]).output().unwrap();
     let bytes = succeeded(output);
     let mut reader = pcap_file::pcapng::PcapNgReader::new(&bytes[..]).unwrap();
     while let Some(block) = reader.next_block() {

@@ -1,15 +1,11 @@
 //! Fused chains: several handlers in one process.
 
-use std::process::Command;
-
 use rustix::process::Signal;
 use sluice_api::config::{Chain, Rule};
 use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::skip::skip;
-use crate::support::{
-    Daemon, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal, sluice,
-};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal};
 
 const FUSED: &str = "run = \"fused\"";
 
@@ -135,10 +131,7 @@ fn a_chain_that_would_gain_is_said_and_can_be_added_fused() {
     let advice = &stats.status.fusable[0];
     assert_eq!(advice.services, ["cost", "mark", "bridge"]);
     assert!(advice.packet_ns > 0.0 && (5.0..=100.0).contains(&advice.saves_percent), "{advice:?}");
-    let mut add = Command::new(sluice());
-    add.arg("--socket").arg(daemon.run_dir().join("control.sock"));
-    let said = add.args("chain add late cost mark bridge --egress all --run fused".split(' ')).output().unwrap();
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    daemon.says(&["chain", "add", "late", "cost", "mark", "bridge", "--egress", "all", "--run", "fused"]);
     let rule = Rule { name: Some("late".into()), chain: "late".into(), port: Some("steady".into()), ..Rule::default() };
     daemon.client().add_rule(rule, Some(0)).unwrap();
     let stats = daemon.wait("packets take it", |s| find_chain(s, "late").exit_packets > 10_000);

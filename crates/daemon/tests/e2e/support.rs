@@ -248,6 +248,21 @@ impl Daemon {
         }
     }
 
+    /// `sluice` with these arguments, which asks this daemon.
+    pub fn sluice(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(sluice());
+        command.arg("--socket").arg(self.run_dir().join("control.sock")).args(args);
+        command
+    }
+
+    /// What `sluice` writes; it must succeed.
+    #[track_caller]
+    pub fn says(&self, args: &[&str]) -> String {
+        let output = self.sluice(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     pub fn client(&self) -> Client {
         Client::new(&self.run_dir().join("control.sock")).unwrap()
     }
