@@ -51,7 +51,7 @@ pub struct ChainCounters {
 }
 
 /// A chain as the packet threads know it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Chain {
     /// Its number.
     pub number: u16,
@@ -153,7 +153,7 @@ pub struct PortInfo {
 }
 
 /// Everything that decides where packets go, as one immutable value. A change makes a new one.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Tables {
     /// Grows with each change. Flows are decided again if their path ends or rules change.
     pub generation: u32,
@@ -508,17 +508,15 @@ mod tests {
     }
 
     pub(super) fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
-        let counters = Arc::new([ChainCounters::default()]);
         Arc::new(Chain {
             number,
             version,
             name: format!("c{number}"),
             services: services.into(),
-            reversed: Vec::new(),
             egress: 9,
             on_failure,
-            counters,
-            police: None,
+            counters: Arc::new([ChainCounters::default()]),
+            ..Chain::default()
         })
     }
 

@@ -15,7 +15,7 @@ use sluice_api::drops::PortDrop;
 use sluice_dataplane::admit::Obstacle;
 use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, DropPlace, Point, pair};
 use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member, Places, PortInfo};
-use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
+use sluice_dataplane::classify::rule::{Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::frame::{Copied, FrameCache, Packet};
 use sluice_dataplane::handle::StopReason;
@@ -104,41 +104,24 @@ impl Rig {
         config.manager.idle = sluice_api::config::Idle::Sleep;
         set(&mut config);
         let mut plane = DataPlane::start(&config, &sluice_ports::All::default(), &|_| None).unwrap();
-        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let chain = Arc::new(Chain {
-            number: 0,
             version: 1,
             name: "c".into(),
             services: (0..nfs).collect(),
-            reversed: Vec::new(),
-            egress: 0,
             on_failure,
-            counters,
-            police: None,
+            counters: Arc::new([ChainCounters::default()]),
+            ..Chain::default()
         });
-        let rule = Rule {
-            port: None,
-            vlan: None,
-            protocol: Protocol::Any,
-            src: None,
-            dst: None,
-            src_port: None,
-            dst_port: None,
-            dscp: None,
-            chain: 0,
-            terms: Default::default(),
-        };
         let tables = Tables {
             generation: 1,
-            rules: RuleSet::new(vec![rule]),
+            rules: RuleSet::new(vec![Rule::default()]),
             chains: vec![Some(chain.clone())],
             services: (0..nfs)
                 .map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None }])
                 .collect(),
-            steered: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory: 0 })],
-            downstream_first: false,
             may_send: vec![MaySend { now: Places::new(0..128, 0..128), ever: Places::default() }; nfs.into()],
+            ..Tables::default()
         };
         let mut handles = Vec::new();
         for nf in 0..nfs {
@@ -161,18 +144,7 @@ impl Rig {
 
     fn tell_tables(&mut self) {
         self.tables.generation += 1;
-        let t = &self.tables;
-        let copy = Tables {
-            generation: t.generation,
-            rules: t.rules.clone(),
-            chains: t.chains.clone(),
-            services: t.services.clone(),
-            steered: t.steered.clone(),
-            ports: t.ports.clone(),
-            downstream_first: t.downstream_first,
-            may_send: t.may_send.clone(),
-        };
-        self.plane.use_tables(&Arc::new(copy));
+        self.plane.use_tables(&Arc::new(self.tables.clone()));
     }
 
     fn nf(&self, number: usize) -> Attached {
@@ -790,9 +762,9 @@ fn rule_of(flow: u8, chain: u16) -> Rule {
 
 /// A chain to the one NF that has its number.
 fn chain_to(number: u16, on_failure: OnFailure) -> Arc<Chain> {
-    let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+    let counters = Arc::new([ChainCounters::default()]);
     let (name, services) = (format!("c{number}"), vec![number]);
-    Arc::new(Chain { number, version: 2, name, services, reversed: Vec::new(), egress: 0, on_failure, counters, police: None })
+    Arc::new(Chain { number, version: 2, name, services, on_failure, counters, ..Chain::default() })
 }
 
 /// Gives the rig two chains of one NF: flow 1 takes chain 0, flow 2 chain 1. Returns the counts.
@@ -855,11 +827,9 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
         version: 9,
         name: "c2".into(),
         services: vec![0],
-        reversed: Vec::new(),
-        egress: 0,
         on_failure: OnFailure::Drop,
         counters: Arc::new([ChainCounters::default()]),
-        police: None,
+        ..Chain::default()
     });
     rig.tables.chains.push(Some(another));
     rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0], memory: 0 }));
@@ -1334,11 +1304,9 @@ impl Tenants {
                     version: 1,
                     name: chain.name.clone(),
                     services: chain.services.iter().map(service).collect(),
-                    reversed: Vec::new(),
-                    egress: 0,
                     on_failure: OnFailure::Drop,
                     counters: (0..plane.threads()).map(|_| ChainCounters::default()).collect(),
-                    police: None,
+                    ..Chain::default()
                 })
             })
             .collect();
@@ -1356,15 +1324,13 @@ impl Tenants {
             rules: RuleSet::new(rules),
             chains: chains.iter().cloned().map(Some).collect(),
             services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None }]).collect(),
-            steered: Vec::new(),
             ports: vec![Some(PortInfo {
                 name: "p".into(),
                 overload,
                 owners: if queues == 1 { plane.owners(0, 1) } else { vec![0; queues] },
                 memory,
             })],
-            may_send: Vec::new(),
-            downstream_first: false,
+            ..Tables::default()
         };
         let (mut handles, mut places) = (Vec::new(), Vec::new());
         for (nf, service) in config.services.iter().enumerate() {
