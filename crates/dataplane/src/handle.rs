@@ -363,7 +363,7 @@ impl NfHandle {
     }
 
     /// Writes on the core page whether its neighbours may start it, after a change of that.
-    pub(crate) fn tell_hold(&self) {
+    pub(crate) fn publish_hold(&self) {
         self.core_page.hold(self.slot).store(self.said().hold, Ordering::Relaxed);
     }
 
@@ -373,7 +373,7 @@ impl NfHandle {
             return false;
         }
         self.region.page.control(Control::Alone).store(u32::from(alone), Ordering::Relaxed);
-        self.tell_hold();
+        self.publish_hold();
         if !alone {
             // It may sleep where only the manager wakes it.
             doorbell::ring(self.region.page.bell());

@@ -175,7 +175,7 @@ impl Plane {
     #[cold]
     pub fn refuse_one(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: Refusal) {
         self.refused[why as usize].add(1);
-        self.tell_refused(packet, key, chain, why.into());
+        self.report_refused(packet, key, chain, why.into());
         self.discard(packet.frame);
     }
 
@@ -276,7 +276,7 @@ impl Plane {
     }
 
     /// Records an event of a traced packet that went into a program.
-    pub fn tell_of(&self, mark: &Mark, what: TraceWhat) {
+    pub fn record_mark(&self, mark: &Mark, what: TraceWhat) {
         if mark.flags & TRACED != 0
             && let Some(trace) = self.trace()
         {
@@ -293,7 +293,7 @@ impl Plane {
 
     /// Records a hop of a traced packet.
     #[inline(always)]
-    pub(crate) fn tell(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
+    pub(crate) fn record_hop(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
         if held_flags & TRACED != 0
             && let Some(trace) = self.trace()
         {
@@ -324,7 +324,7 @@ impl Plane {
 
     /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
     #[cold]
-    pub(crate) fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
+    pub(crate) fn report_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }

@@ -270,7 +270,7 @@ fn hold(handle: &NfHandle, held: bool) {
     handle.gate.held.store(held, Ordering::Relaxed);
     // Its own page, for itself; the core's page, for NFs that would start it.
     handle.region.page.control(Control::Yield).store(u32::from(held), Ordering::Relaxed);
-    handle.tell_hold();
+    handle.publish_hold();
 }
 
 #[cfg(test)]

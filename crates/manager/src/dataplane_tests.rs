@@ -138,11 +138,11 @@ impl Rig {
     /// Gives the threads the tables, and waits until each has them: a round that has begun would
     /// read packets with the former ones.
     fn publish(&mut self) {
-        self.tell_tables();
+        self.send_tables();
         self.plane.meet().unwrap();
     }
 
-    fn tell_tables(&mut self) {
+    fn send_tables(&mut self) {
         self.tables.generation += 1;
         self.plane.use_tables(&Arc::new(self.tables.clone()));
     }
@@ -439,7 +439,7 @@ fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
 fn capture_drops(plane: &DataPlane) -> CaptureReader {
     let scope = CaptureScope { chain: None, points: vec![Point::Dropped], every: 1, each: Some(1), snap: 100 };
     let (tap, reader) = pair(&Arc::new(scope), 1 << 14);
-    plane.tell(0, move |worker| worker.capture(tap));
+    plane.send(0, move |worker| worker.capture(tap));
     plane.meet().unwrap();
     reader
 }
@@ -741,7 +741,7 @@ fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
     let mut to_read = wire.to_read.lock().unwrap();
     wait_for("a read that waits", || wire.reads[0].load(Ordering::Relaxed) > wire.reads[1].load(Ordering::Relaxed));
     rig.tables.services[0].clear();
-    rig.tell_tables();
+    rig.send_tables();
     let mut fence = rig.plane.fence();
     assert!(!fence.is_passed(), "the thread reads with the old tables");
     to_read.push(udp(1, 0));
@@ -1152,7 +1152,7 @@ fn time_in_which_the_monitor_had_no_core_counts_against_no_nf() {
 #[test]
 fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
     let rig = Rig::with(2, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.stall_ms = 1);
-    rig.plane.tell(0, |worker| worker.open_port(0, true));
+    rig.plane.send(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     let sent = 2 * TX_BUFFER;
     rig.put((0..sent as u32).map(|i| udp(1, i)));
@@ -1186,7 +1186,7 @@ fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
 #[test]
 fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
-    rig.plane.tell(0, |worker| worker.open_port(0, true));
+    rig.plane.send(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     let sent: Vec<Vec<u8>> = (0..900).map(|i| udp(1, i)).collect();
     rig.put(sent.clone());
@@ -1222,7 +1222,7 @@ fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
 fn one_in_the_middle_of_a_chain_that_sends_to_no_port_goes_on_while_the_ports_of_others_are_jammed() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
-    rig.plane.tell(0, |worker| worker.open_port(0, true));
+    rig.plane.send(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     rig.put((0..900).map(|i| udp(1, i)));
     let pass = |nf: &mut Attached| {
