@@ -33,7 +33,7 @@ use tracing_subscriber::filter::Targets;
     name = "sluiced",
     version,
     after_help = "\
-Stays in the foreground and tells systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
+Stays in the foreground and notifies systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
 first, and everything that it made on the host is removed. SIGHUP reads CONFIG again and changes what differs while packets flow.
 
 Examples:
@@ -142,7 +142,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
             reload(&remote, &path);
         }
     })?;
-    info!("ready; `sluice --socket {} status` tells how it is", socket.display());
+    info!("ready; `sluice --socket {} status` shows its state", socket.display());
     // It is no error not to run under systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     supervisor.run(|| served.stop());

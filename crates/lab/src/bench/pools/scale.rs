@@ -145,7 +145,7 @@ fn chains(lab: &Lab, cores: &[usize], all: u32, rate: f64) -> Setup {
 
 /// Available memory of the host, in bytes.
 fn available() -> anyhow::Result<u64> {
-    Ok(super::meminfo("MemAvailable").context("/proc/meminfo tells nothing of available memory")? * 1024)
+    Ok(super::meminfo("MemAvailable").context("/proc/meminfo has nothing about available memory")? * 1024)
 }
 
 /// NFs of one daemon that the host's limit of open files allows.

@@ -248,7 +248,7 @@ const FLAT_PERCENT: f64 = 2.0;
 
 fn ensure_nothing_left(out: &Sample) -> anyhow::Result<()> {
     let of = |metric: &str| out.get(metric).copied().unwrap_or(0.0);
-    ensure!(of("killed_count") > 0.0, "no NF was killed: the run was too short to tell anything");
+    ensure!(of("killed_count") > 0.0, "no NF was killed: the run was too short to show anything");
     let growth = of("memory_growth_percent");
     ensure!(growth <= FLAT_PERCENT, "memory grew by {growth:.1} % from the second quarter to the last");
     for (metric, n) in out.iter().filter(|(metric, _)| metric.starts_with("left_")) {

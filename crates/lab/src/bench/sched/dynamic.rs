@@ -183,7 +183,7 @@ fn until(
         if now >= *next_s {
             let read = |pid: u32| Task::read(Path::new("/proc"), pid).map(|task| task.run_ns);
             let (Some(a), Some(b)) = (read(pids[0]), read(pids[1])) else {
-                return Err(Miss::LeaveOut("this kernel does not tell the time of a process (/proc/PID/schedstat)".into()));
+                return Err(Miss::LeaveOut("this kernel does not report the time of a process (/proc/PID/schedstat)".into()));
             };
             points.push((now, [a, b]));
             *next_s += EVERY_S;
