@@ -1,8 +1,8 @@
 //! The states of an NF, and the table of transitions between them.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`STEPS`] is the
-//! table: [`State::to`] refuses every other transition, and a test prints docs/src/how-nfs.md from it.
-//! In particular:
+//! table: [`State::to`] refuses every other transition. docs/src/how-nfs.md has it as a test prints
+//! it. In particular:
 //! - A running NF cannot start to run again: a name has one process, so a hello for an NF that is
 //!   attached, stops or waits is refused.
 //! - An NF with a process is gone only after stopping: its frames are taken back when its process
