@@ -286,6 +286,15 @@ impl Lab {
         Ok((report, failed))
     }
 
+    /// Runs the plan of an experiment on this host, with the NFs that it needs.
+    ///
+    /// # Errors
+    /// As [`here`](Self::here) and [`run`](Self::run).
+    pub fn measure(args: &BenchArgs, nfs: &[&str], plan: impl FnOnce(&Self) -> Trials) -> anyhow::Result<()> {
+        let lab = Self::here(args, nfs)?;
+        lab.run(&plan(&lab))
+    }
+
     /// Runs a plan, shows its result, and writes it if requested.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ use sluice_slo::profile::{FORM, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::bench::daemon::{Daemon, LAB};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::planner::whole::answer;
@@ -75,8 +75,11 @@ use crate::bench::setup::{Class, Setup, Traffic};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "slo-live", about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "slo-live",
+    about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)",
+    run: |args| Lab::measure(args, &[COST], |_| plan()),
+};
 
 /// The tenants; the last is the rogue.
 const TENANTS: [&str; 4] = ["a", "b", "c", "rogue"];
@@ -149,11 +152,6 @@ const MEANS: [Means; 5] = [
 
 /// The profile of the NF in this setup, made on first use.
 type Profiled = Rc<OnceCell<Profile>>;
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);

@@ -20,7 +20,7 @@
 //! Flurries, figure 9, and figures 11a and 11b (an NF per flow against a wire).
 
 use super::web::{self, Load, Pool, TENANTS, WebResults, WebServer};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
@@ -31,7 +31,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "affinity",
     about: "up to 240 web requests at a time: NFs in turn, by hash, and per flow (Flurries, figures 9, 11a, 11b)",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan(web::missing().as_deref())),
 };
 
 /// Numbers of NFs.
@@ -60,11 +60,6 @@ const GROUP: Group = Group {
     plotted: 5,
     form: Form::Lines("nfs"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(web::missing().as_deref()))
-}
 
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {

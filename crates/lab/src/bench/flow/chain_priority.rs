@@ -17,7 +17,7 @@
 
 use serde_json::json;
 
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::sched::{
     COST, CPU, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
@@ -25,8 +25,11 @@ use crate::bench::sched::{
 use crate::bench::setup::{Class, Sched, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "chain-priority", about: "costs 1:3:7, those further down first or not (Flurries, figure 8)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "chain-priority",
+    about: "costs 1:3:7, those further down first or not (Flurries, figure 8)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Costs of the chain's NFs, in cycles per packet.
 const COSTS: [u64; 3] = [100, 300, 700];
@@ -99,11 +102,6 @@ fn ways() -> Vec<Way> {
         }
     }
     ways
-}
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
 }
 
 fn plan(lab: &Lab) -> Trials {

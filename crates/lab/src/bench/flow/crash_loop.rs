@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::bench::daemon::Daemon;
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
@@ -26,8 +26,11 @@ use crate::bench::setup::{Chain, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use sluice_api::model::Stats;
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "crash-loop", about: "half a million flows while another tenant's NF ends again and again", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "crash-loop",
+    about: "half a million flows while another tenant's NF ends again and again",
+    run: |args| Lab::measure(args, &[NF], |_| plan()),
+};
 
 const NF: &str = "sluice-nf-bridge";
 /// Flows of the undisturbed chain.
@@ -53,11 +56,6 @@ const GROUP: Group = Group {
     plotted: 1,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[NF])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);

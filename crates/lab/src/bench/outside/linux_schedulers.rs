@@ -15,7 +15,7 @@
 use serde_json::json;
 
 use super::{Scheduler, UNIT_NS, chain, cycles};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers, word_of};
 use crate::bench::setup::{Class, Setup};
@@ -24,7 +24,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-schedulers",
     about: "three NFs on a core, two of which poll, left to the kernel's schedulers (UNiS, figure 5)",
-    run,
+    run: |args| Lab::measure(args, &[COST], plan),
 };
 
 /// Whether each NF polls.
@@ -53,11 +53,6 @@ const GROUP: Group = Group {
     plotted: 1,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);

@@ -13,7 +13,7 @@
 use serde_json::json;
 
 use super::{Scheduler, UNIT_NS, chain, cycles};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, DELIVERED, LINE_RING, params};
 use crate::bench::setup::Class;
@@ -22,7 +22,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "workflow",
     about: "chains of 1 to 10 polling NFs on one core, with turns from outside (UNiS, figures 6 to 8)",
-    run,
+    run: |args| Lab::measure(args, &[COST], plan),
 };
 
 const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
@@ -54,11 +54,6 @@ const GROUP: Group = Group {
     plotted: 1,
     form: Form::Lines("nfs"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(_: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);

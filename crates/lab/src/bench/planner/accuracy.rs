@@ -49,7 +49,7 @@ use sluice_cache::trace::{ENOUGH, Traced, TracedTraffic, beside, profile};
 use sluice_slo::curve;
 
 use super::{params, whole};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
@@ -57,7 +57,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "profile-accuracy",
     about: "points of a profile and its error against a full sweep of cache ways, for NFs that are built by scripts/trace-nf",
-    run,
+    run: |args| Lab::measure(args, &[], |_| plan()),
 };
 
 const PACKET_NS: f64 = 50.0;
@@ -109,11 +109,6 @@ const CACHES: Group = Group {
     plotted: 2,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let groups: Vec<crate::bench::lab::Shown> = vec![

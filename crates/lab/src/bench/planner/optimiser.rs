@@ -12,7 +12,7 @@ use sluice_planner::compare;
 use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
@@ -20,7 +20,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "optimiser",
     about: "time and gap of the optimiser for 10 to 1,000 servers, and of the admission of one SLO",
-    run,
+    run: |args| Lab::measure(args, &[], |_| plan()),
 };
 
 /// Number of SLOs, and whether they are solved in parts.
@@ -55,11 +55,6 @@ const ADMITTED: Group = Group {
     plotted: 2,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let groups: Vec<crate::bench::lab::Shown> = vec![(SOLVED, |v| v.name != "admission"), (ADMITTED, |v| v.name == "admission")];

@@ -38,7 +38,7 @@ use sluice_policy::sched::cost::{Idle, Outside};
 
 use super::{COST, Mode, RING, chain_of, nf, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::outside::{UNIT_NS, cycles};
@@ -49,7 +49,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "estimate",
     about: "what a packet costs each NF, from outside and inside, by artificial work (UNiS, figure 4) and by load of its core",
-    run,
+    run: |args| Lab::measure(args, &[], plan),
 };
 
 /// Flows of all packets.
@@ -188,11 +188,6 @@ const LOAD: Group = Group {
     plotted: 3,
     form: Form::Lines("load_percent"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![
@@ -461,6 +456,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
 mod tests {
     use super::*;
     use crate::bench::daemon::tests::{assert_accepted, built};
+    use crate::bench::experiment::BenchArgs;
     use crate::bench::lab::tests::lab;
 
     #[test]

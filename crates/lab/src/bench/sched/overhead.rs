@@ -33,15 +33,18 @@ use sluice_shm::histogram::Histogram;
 use super::chain::hops;
 use super::host_costs::{TIMES, WAKES, middle, switches, wakes};
 use super::{COST, Mode, line, params};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.8)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "overhead",
+    about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.8)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Packets per second through the chain: less than half of what a core at 2 GHz can carry.
 const PPS: f64 = 500_000.0;
@@ -74,11 +77,6 @@ const WHOLE: Group = Group {
     plotted: 3,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![(SMALL, |v| !v.name.contains('/')), (WHOLE, |v| v.name.contains('/'))];

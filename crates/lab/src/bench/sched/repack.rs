@@ -29,7 +29,7 @@ use serde_json::json;
 
 use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
@@ -40,7 +40,7 @@ use sluice_api::model::{NfState, Stats};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "repack",
     about: "load falls and a core is freed, load rises and it is taken back (sluice pack --every)",
-    run,
+    run: |args| Lab::measure(args, &[super::COST, LAB], plan),
 };
 
 const CHAINS: usize = 4;
@@ -78,11 +78,6 @@ const GROUP: Group = Group {
     plotted: 5,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[super::COST, LAB])?;
-    lab.run(&plan(&lab))
-}
 
 /// Where NFs may run, and how much of it is planned.
 #[derive(Debug, Clone, PartialEq)]

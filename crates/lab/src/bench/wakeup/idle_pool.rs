@@ -11,7 +11,7 @@
 use serde_json::json;
 
 use super::{Together, pooled, wait_for_members};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, Mode, chain_of, line_rate, params, traffic_to};
@@ -21,7 +21,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "idle-pool",
     about: "throughput and latency of 16 flows' NFs beside 0 to 2,000 idle members of their pool",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan()),
 };
 
 const ACTIVE: u32 = 16;
@@ -45,11 +45,6 @@ const GROUP: Group = Group {
     plotted: 2,
     form: Form::Lines("idle"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
