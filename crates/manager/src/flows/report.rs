@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use sluice_api::model::{FlowEndReason, FlowReport, TcpState};
+use sluice_api::model::{FlowReport, TcpState};
 use sluice_api::protocol;
 use sluice_dataplane::classify::key::PacketKind;
 use sluice_dataplane::classify::tcp;
-use sluice_dataplane::meter::{FlowEnd, FlowRecord};
+use sluice_dataplane::meter::FlowRecord;
 
 use crate::capture::HopNames;
 
@@ -66,17 +66,6 @@ fn tcp_state(flags: u8) -> TcpState {
     }
 }
 
-fn end_reason(end: FlowEnd) -> FlowEndReason {
-    match end {
-        FlowEnd::Idle => FlowEndReason::Idle,
-        FlowEnd::Active => FlowEndReason::Active,
-        FlowEnd::Finished => FlowEndReason::Finished,
-        FlowEnd::Reset => FlowEndReason::Reset,
-        FlowEnd::Evicted => FlowEndReason::Evicted,
-        FlowEnd::Stopped => FlowEndReason::Stopped,
-    }
-}
-
 /// The report of a flow. `epoch_ns` is the wall clock minus the monotonic clock; `number` that of a
 /// flow that has ended.
 pub fn report(record: &FlowRecord, names: &FlowNames, epoch_ns: u64, number: Option<u64>) -> FlowReport {
@@ -109,7 +98,7 @@ pub fn report(record: &FlowRecord, names: &FlowNames, epoch_ns: u64, number: Opt
         tcp: (key.protocol() == protocol::TCP && record.tcp_flags() != 0).then(|| tcp_state(record.tcp_flags())),
         latency_ns,
         longest_latency_ns,
-        end: record.end.map(end_reason),
+        end: record.end,
     }
 }
 
