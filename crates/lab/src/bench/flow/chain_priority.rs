@@ -19,9 +19,7 @@ use serde_json::json;
 
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials};
-use crate::bench::sched::{
-    COST, CPU, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
-};
+use crate::bench::sched::{COST, CPU, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params};
 use crate::bench::setup::{Class, Sched, Setup};
 use crate::bench::table::{Column, Form, Group};
 
@@ -74,7 +72,7 @@ impl Way {
     fn name(self) -> String {
         let order = if self.downstream_first { "downstream" } else { "default" };
         let by = if self.by == By::Kernel { "kernel" } else { "handover" };
-        format!("{order}-{by}/{}", word_of(self.class))
+        format!("{order}-{by}/{}", self.class)
     }
 
     fn sched(self) -> Sched {

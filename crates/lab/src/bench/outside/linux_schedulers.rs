@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{Scheduler, UNIT_NS, chain, cycles};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
-use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers, word_of};
+use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
@@ -33,7 +33,7 @@ const POLLS: [bool; 3] = [false, true, true];
 /// The kernel's schedulers but SCHED_BATCH, and slices from outside.
 fn variants() -> Vec<(String, Scheduler)> {
     let of_kernel = schedulers().into_iter().filter(|class| *class != Class::Batch);
-    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{}", word_of(class)), Scheduler::Linux(class))).collect();
+    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{class}"), Scheduler::Linux(class))).collect();
     all.push(("uncooperative/auto".into(), Scheduler::Uncooperative));
     all
 }
