@@ -83,9 +83,7 @@ fn plan(lab: &Lab) -> Trials {
     for shards in NUMBERS {
         if let Ok(others) = lab.cores.own(shards - 1) {
             let cores: Vec<usize> = [lab.manager_core].into_iter().chain(others.iter().copied()).collect();
-            let row_params = params(shards);
-            let run = move |lab: &Lab| Ok(vec![Row::new(DAEMONS, &row_params, daemons(lab, &cores)?)]);
-            plan.cases.push(Case { name: DAEMONS.into(), params: params(shards), run: Box::new(run) });
+            plan.cases.push(Case::one(DAEMONS, params(shards), move |lab| daemons(lab, &cores)));
         }
         for (name, how) in VARIANTS {
             let params = params(shards);

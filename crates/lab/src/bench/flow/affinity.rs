@@ -21,7 +21,7 @@
 
 use super::web::{self, Load, Pool, TENANTS, WebResults, WebServer};
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::Wires;
@@ -70,9 +70,7 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(per, of, why);
             continue;
         }
-        let row = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(per, &row, one(lab, per, nfs)?)]);
-        plan.cases.push(Case { name: per.into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one(per, of, move |lab| one(lab, per, nfs)));
     }
     plan
 }

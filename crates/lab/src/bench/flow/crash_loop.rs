@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::setup::{Chain, Service, Setup, Traffic};
@@ -62,16 +62,15 @@ fn plan() -> Trials {
     let carried = Rc::new(Cell::new(None));
     for (name, kills) in [("calm", false), ("crash-loop", true)] {
         let of = params(&[("flows", FLOWS.into()), ("kills", u64::from(kills).into())]);
-        let (row, carried) = (of.clone(), carried.clone());
-        let run = move |lab: &Lab| {
+        let carried = carried.clone();
+        plan.cases.push(Case::one(name, of, move |lab| {
             let pps = match carried.get() {
                 Some(pps) => pps,
                 None => measure(lab)?,
             };
             carried.set(Some(pps));
-            Ok(vec![Row::new(name, &row, one(lab, LOAD * pps, kills)?)])
-        };
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+            one(lab, LOAD * pps, kills)
+        }));
     }
     plan
 }

@@ -13,7 +13,7 @@
 
 use super::web::{self, Load, Pool, TENANTS, WebServer};
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::Wires;
@@ -68,9 +68,7 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(name, of, why);
             continue;
         }
-        let row = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row, one(lab, sched)?)]);
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one(name, of, move |lab| one(lab, sched)));
     }
     plan
 }

@@ -43,7 +43,6 @@ use crate::bench::daemon::{Daemon, open_to_nfs};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
-use crate::bench::report::Params;
 use crate::bench::sched::netns::{self, Side, Wires};
 use crate::bench::sched::{chain_of, params};
 use crate::bench::setup::{Chain, PACKET_BYTES, Service, Setup};
@@ -135,9 +134,7 @@ fn plan(missing: Option<&str>) -> Trials {
                     plan.leave_out(way.name(), of, why);
                     continue;
                 }
-                let row_params: Params = of.clone();
-                let run = move |lab: &Lab| Ok(vec![Row::new(way.name(), &row_params, one(lab, way, nfs, rate)?)]);
-                plan.cases.push(Case { name: way.name().into(), params: of, run: Box::new(run) });
+                plan.cases.push(Case::one(way.name(), of, move |lab| one(lab, way, nfs, rate)));
             }
         }
     }

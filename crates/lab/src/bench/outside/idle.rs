@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::Scheduler;
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::proc::threads_run_ns;
 use crate::bench::sched::netns::{self, Side, Wires};
@@ -52,9 +52,7 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(name, of, why);
             continue;
         }
-        let row_params = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, one(lab, sharing)?)]);
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one(name, of, move |lab| one(lab, sharing)));
     }
     plan
 }

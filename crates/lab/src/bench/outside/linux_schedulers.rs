@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{Scheduler, UNIT_NS, chain, cycles};
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
+use crate::bench::lab::{Case, Lab, Miss, Trials};
 use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
@@ -68,14 +68,11 @@ fn plan(lab: &Lab) -> Trials {
                     continue;
                 }
             };
-            let (row_name, row_params) = (name.clone(), params.clone());
-            let run = move |lab: &Lab| {
+            plan.cases.push(Case::one(name, params.clone(), move |lab| {
                 let hz =
                     lab.tsc_hz().ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
-                let sample = lab.flow(&setup(lab, sharing, cycles(cost_ns, hz), last))?;
-                Ok(vec![Row::new(&row_name, &row_params, sample)])
-            };
-            plan.cases.push(Case { name, params: params.clone(), run: Box::new(run) });
+                lab.flow(&setup(lab, sharing, cycles(cost_ns, hz), last))
+            }));
         }
     }
     plan

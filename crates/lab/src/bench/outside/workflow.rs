@@ -63,16 +63,14 @@ fn plan(_: &Lab) -> Trials {
             let params = params(&[("nfs", json!(nfs)), ("mean_cost_ns", json!(mean))]);
             let units: Vec<f64> = load.iter().copied().cycle().take(nfs).collect();
             for (name, sharing) in VARIANTS {
-                let (units, row_params) = (units.clone(), params.clone());
-                let run = move |lab: &Lab| {
+                let units = units.clone();
+                plan.cases.push(Case::one(name, params.clone(), move |lab| {
                     let hz = lab
                         .tsc_hz()
                         .ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
                     let costs: Vec<u64> = units.iter().map(|units| cycles(units * UNIT_NS, hz)).collect();
-                    let sample = lab.flow(&chain(lab, sharing, &costs, &vec![true; costs.len()]))?;
-                    Ok(vec![Row::new(name, &row_params, sample)])
-                };
-                plan.cases.push(Case { name: name.into(), params: params.clone(), run: Box::new(run) });
+                    lab.flow(&chain(lab, sharing, &costs, &vec![true; costs.len()]))
+                }));
             }
         }
     }

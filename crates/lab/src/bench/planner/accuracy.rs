@@ -50,7 +50,7 @@ use sluice_slo::curve;
 
 use super::{params, whole};
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 
@@ -137,8 +137,7 @@ fn plan() -> Trials {
 
 fn case(name: String, flows: u32, law: &str, run: impl Fn() -> Result<Sample, Miss> + 'static) -> Case {
     let params = params(&[("law", json!(law)), ("flows", json!(flows))]);
-    let (row_name, row_params) = (name.clone(), params.clone());
-    Case { name, params, run: Box::new(move |_| Ok(vec![Row::new(&row_name, &row_params, run()?)])) }
+    Case::one(name, params, move |_| run())
 }
 
 /// A traced NF of the examples, with its packets.

@@ -22,7 +22,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use super::{CHAIN, POOL, calm, churn};
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::median;
 use crate::bench::sched::params;
@@ -67,9 +67,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let (flows, packets) = FLOWS;
     let of = params(&[("offered", flows.into()), ("flow_packets", packets.into())]);
-    let row_params = of.clone();
-    let run = move |lab: &Lab| Ok(vec![Row::new("killed", &row_params, soak(lab)?)]);
-    plan.cases.push(Case { name: "killed".into(), params: of, run: Box::new(run) });
+    plan.cases.push(Case::one("killed", of, soak));
     lab.run(&plan)
 }
 

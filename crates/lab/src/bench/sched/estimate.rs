@@ -205,15 +205,11 @@ fn plan(lab: &Lab) -> Trials {
             plan.leave_out(&name, Params::new(), why.to_string());
             continue;
         }
-        let row = name.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(&row, &Params::new(), compare(lab, example)?)]);
-        plan.cases.push(Case { name, params: Params::new(), run: Box::new(run) });
+        plan.cases.push(Case::one(name, Params::new(), move |lab| compare(lab, example)));
     }
     for units in UNITS {
         let of = params(&[("units", json!(units))]);
-        let row_params = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new("units", &row_params, work(lab, units)?)]);
-        plan.cases.push(Case { name: "units".into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one("units", of, move |lab| work(lab, units)));
     }
     for (cycles, polls) in LINES {
         let name = format!("load/{}", if polls { "poll" } else { "sleep" });

@@ -142,9 +142,7 @@ fn plan(missing: Option<&str>) -> Trials {
                 plan.leave_out(&name, flows.params(), why);
                 continue;
             }
-            let row_name = name.clone();
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &flows.params(), one(lab, mode, class, flows)?)]);
-            plan.cases.push(Case { name: name.clone(), params: flows.params(), run: Box::new(run) });
+            plan.cases.push(Case::one(name.clone(), flows.params(), move |lab| one(lab, mode, class, flows)));
         }
     }
     for mode in COURSES {

@@ -30,7 +30,7 @@ use serde_json::json;
 use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::Experiment;
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::stats::Window;
@@ -109,9 +109,7 @@ fn plan(lab: &Lab) -> Trials {
         ("margin_percent", json!(ground.margin)),
         ("nfs", json!(CHAINS)),
     ]);
-    let (name, row_params) = ("pack/every", of.clone());
-    let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, watch(lab, &ground)?)]);
-    plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+    plan.cases.push(Case::one("pack/every", of, move |lab| watch(lab, &ground)));
     plan
 }
 

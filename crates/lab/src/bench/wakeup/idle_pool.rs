@@ -52,9 +52,7 @@ fn plan() -> Trials {
         for idle in IDLE {
             let name = format!("{POLICY}/{load}");
             let of = params(&[("idle", json!(idle)), ("flows", json!(ACTIVE))]);
-            let (row_name, row_params) = (name.clone(), of.clone());
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, one(lab, idle, rate)?)]);
-            plan.cases.push(Case { name, params: of, run: Box::new(run) });
+            plan.cases.push(Case::one(name, of, move |lab| one(lab, idle, rate)));
         }
     }
     plan

@@ -84,9 +84,7 @@ fn plan(missing: Option<&str>) -> Trials {
                 plan.leave_out(&name, of, why);
                 continue;
             }
-            let (row_name, row_params) = (name.clone(), of.clone());
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, one(lab, policy, per, tcp_mbit)?)]);
-            plan.cases.push(Case { name, params: of, run: Box::new(run) });
+            plan.cases.push(Case::one(name, of, move |lab| one(lab, policy, per, tcp_mbit)));
         }
     }
     plan
