@@ -282,7 +282,10 @@ fn what_finds_no_place_is_shown_and_explained() {
 #[test]
 fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
     let folder = open_folder();
-    let body = port("in", "gen", "rate = 2000\noverload = \"wait\"")
+    // A capture that is written: no packet comes in there.
+    let tape = format!("write = {:?}", folder.path().join("tape.pcap"));
+    let body = port("tape", "pcap", &tape)
+        + &port("in", "gen", "rate = 2000\noverload = \"wait\"")
         + &port("quiet", "gen", "count = 1")
         + &port("out", "sink", "")
         + &service("s", "sluice-nf-bridge", "instances = 3")
@@ -320,7 +323,7 @@ fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
         (WhyRequest { packet: "00112".into(), ..WhyRequest::default() }, "no hexadecimal number"),
         (WhyRequest { packet: String::new(), ..WhyRequest::default() }, "two digits for each byte"),
         (WhyRequest { packet: "00".into(), port: Some("inn".into()), bytes: None }, "there is no port `inn`"),
-        (WhyRequest { packet: "00".into(), ..WhyRequest::default() }, "say at which port it comes in: in, quiet"),
+        (WhyRequest { packet: "00".into(), ..WhyRequest::default() }, "comes in: in, quiet"),
     ] {
         let said = daemon.client().why(&request).unwrap_err().to_string();
         assert!(said.contains(word), "{said}");
