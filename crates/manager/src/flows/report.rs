@@ -43,14 +43,7 @@ impl FlowNames {
 }
 
 fn protocol_name(number: u8) -> String {
-    match number {
-        protocol::TCP => "tcp".into(),
-        protocol::UDP => "udp".into(),
-        protocol::ICMP => "icmp".into(),
-        protocol::ICMPV6 => "icmpv6".into(),
-        protocol::SCTP => "sctp".into(),
-        other => other.to_string(),
-    }
+    protocol::name(number).map_or_else(|| number.to_string(), String::from)
 }
 
 fn mac(bytes: [u8; 6]) -> String {
