@@ -9,7 +9,7 @@ use sluice_dataplane::classify::key::PacketKind;
 use sluice_dataplane::classify::tcp;
 use sluice_dataplane::meter::FlowRecord;
 
-use crate::capture::HopNames;
+use crate::capture::{HopNames, name};
 
 /// Names of what flows meet, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,10 +17,6 @@ pub struct FlowNames {
     pub hops: HopNames,
     /// The tenants of chains, by the chain's number.
     pub tenants: HashMap<u16, String>,
-}
-
-fn name(names: &HashMap<u16, String>, number: u16) -> String {
-    names.get(&number).cloned().unwrap_or_else(|| format!("number {number}"))
 }
 
 impl FlowNames {

@@ -48,10 +48,11 @@ use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
 use sluice_cache::trace::{ENOUGH, Traced, TracedTraffic, beside, profile};
 use sluice_slo::curve;
 
-use super::{params, whole};
+use super::whole;
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {

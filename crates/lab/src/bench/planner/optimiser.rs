@@ -11,10 +11,11 @@ use serde_json::json;
 use sluice_planner::compare;
 use sluice_planner::samples::{Mix, server};
 
-use super::{LIMIT, missed, params};
+use super::{LIMIT, missed};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Trials, nothing};
 use crate::bench::measure::Sample;
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {

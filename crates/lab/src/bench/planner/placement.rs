@@ -38,11 +38,12 @@ use sluice_planner::compare;
 use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
 use sluice_planner::samples::{Mix, SloTerms, server};
 
-use super::{LIMIT, missed, params, predictor};
+use super::{LIMIT, missed, predictor};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Shown, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::{LeftOut, Params, Summary, Variant};
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
