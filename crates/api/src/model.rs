@@ -24,7 +24,7 @@ use crate::counted::counted;
 use crate::drops::{self, PortDrop};
 
 pub use flow::{FlowEndReason, FlowLogCounts, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS, TcpState};
-pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
+pub use nf::{FeedCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
 pub use timeline::{MAX_TIMELINE_HZ, MAX_TIMELINE_MS, MAX_TIMELINES, MIN_TIMELINE_HZ, RecordRequest, Timeline};
 pub use why::{Fate, FlowEntry, MAX_DIGITS, WhyNot, WhyReply, WhyRequest};

@@ -15,6 +15,17 @@ pub const SCTP: u8 = 132;
 /// UDP-Lite.
 pub const UDP_LITE: u8 = 136;
 
+/// The word of a protocol in rules, if it has one.
+pub fn name(protocol: u8) -> Option<&'static str> {
+    match protocol {
+        TCP => Some("tcp"),
+        UDP => Some("udp"),
+        ICMP => Some("icmp"),
+        ICMPV6 => Some("icmpv6"),
+        _ => None,
+    }
+}
+
 /// Whether the first four bytes after the IP header are two ports.
 #[inline(always)]
 pub fn has_ports(protocol: u8) -> bool {

@@ -125,7 +125,7 @@ pub enum DdioError {
     #[error("not permitted to read {path}; run as root, or give the number of I/O ways yourself (io_ways)")]
     NotPermitted { path: PathBuf },
     #[error(
-        "the processor refuses to tell the ways that devices write into ({0}; a guest never learns them); give their number yourself (io_ways)"
+        "the processor does not report the ways that devices write into ({0}; a guest never learns them); give their number yourself (io_ways)"
     )]
     NoRegister(io::Error),
     #[error(

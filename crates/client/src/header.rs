@@ -113,13 +113,7 @@ fn v6(bytes: &[u8], at: usize) -> Option<String> {
 }
 
 fn flow(bytes: &[u8], number: u8, (src, dst): (IpAddr, IpAddr), ports: usize, is_fragment: bool, dscp: u8) -> String {
-    let mut text = match number {
-        protocol::TCP => "tcp".to_string(),
-        protocol::UDP => "udp".into(),
-        protocol::ICMP => "icmp".into(),
-        protocol::ICMPV6 => "icmpv6".into(),
-        other => format!("protocol {other}"),
-    };
+    let mut text = protocol::name(number).map_or_else(|| format!("protocol {number}"), String::from);
     let ports = u16_at(bytes, ports).zip(u16_at(bytes, ports + 2)).filter(|_| has_ports(number) && !is_fragment);
     // Writing to a text does not fail.
     let _ = match ports {

@@ -14,13 +14,11 @@ use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_api::client::Client;
 use sluice_api::model::{NfState, Port, PortState, Stats};
 use sluice_cli::number::grouped;
@@ -31,7 +29,7 @@ use sluice_config::load;
 use toml::Value;
 
 use crate::init::{Keys, section};
-use crate::other;
+use crate::{other, output};
 use own_daemon::{LOOK, OwnDaemon, configuration, runtime_dir};
 
 /// Help text below the options of `sluice replay`.
@@ -114,7 +112,7 @@ struct Hop {
 
 /// `sluice replay`.
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let stops = signals()?;
+    let stops = output::stops()?;
     let host = Host::here();
     let daemon = other::daemon()?;
     let folder = tempfile::Builder::new().prefix("sluice-replay-").tempdir().context("cannot make a temporary folder")?;
@@ -139,16 +137,6 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         target.keep()?;
     }
     if args.json { json(out, &stats) } else { report(args, &stats, out, colour()) }
-}
-
-/// The first SIGINT or SIGTERM sets the flag; a second one ends the command at once.
-fn signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let stops = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_default(signal, stops.clone()).context("cannot wait for signals")?;
-        signal_hook::flag::register(signal, stops.clone()).context("cannot wait for signals")?;
-    }
-    Ok(stops)
 }
 
 /// The NFs of a command, each with its program and arguments. `rules` is the file of [`RULES`].

@@ -232,7 +232,7 @@ pub fn expand(config: &mut Config) {
 }
 
 /// Undoes [`expand`]: chains name their services again, and there are no groups.
-pub fn contract(config: &mut Config) {
+pub(crate) fn contract(config: &mut Config) {
     let groups: Vec<Service> = config.services.extract_if(.., |service| service.is_group()).collect();
     for group in &groups {
         let chains = config.chains.iter_mut().filter(|chain| chain.services == [group.name.as_str()]);

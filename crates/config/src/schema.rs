@@ -235,7 +235,7 @@ pub fn sections(name: &str) -> impl Iterator<Item = &'static Section> {
 }
 
 /// The names of all sections.
-pub fn section_names() -> Vec<&'static str> {
+pub(crate) fn section_names() -> Vec<&'static str> {
     SECTIONS.iter().filter(|s| s.kind.is_empty()).map(|s| s.name).collect()
 }
 

@@ -34,7 +34,7 @@ use tracing_subscriber::filter::Targets;
     name = "sluiced",
     version,
     after_help = "\
-Stays in the foreground and tells systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
+Stays in the foreground and notifies systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
 first, and everything that it made on the host is removed. SIGHUP reads CONFIG again and changes what differs while packets flow.
 
 Examples:
@@ -155,7 +155,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
 /// Says that packets can flow: in the log, and to systemd.
 fn announce(config: &Path, socket: &Path) {
     let (version, config, socket) = (env!("CARGO_PKG_VERSION"), config.display(), socket.display());
-    info!("ready; version {version}, configuration {config}; `sluice --socket {socket} status` tells how it is");
+    info!("ready; version {version}, configuration {config}; `sluice --socket {socket} status` shows its state");
     // It is no error not to run under systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
 }

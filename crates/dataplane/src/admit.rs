@@ -285,7 +285,7 @@ impl Plane {
 
     /// Counts packets refused at the entry of a path, for each of its NFs.
     #[inline]
-    pub fn count_refused(&self, path: &Path, n: usize) {
+    pub(crate) fn count_refused(&self, path: &Path, n: usize) {
         for nf in &path.nfs {
             if let Some(Some(end)) = self.nfs.get(*nf as usize) {
                 end.handle.counters[self.index].refused.add(n as u64);
@@ -423,13 +423,13 @@ impl Plane {
             }
             if mark & TRACED != 0 {
                 descriptor.flags |= flags::TRACED;
-                self.tell_head(descriptor.packet());
+                self.record_head(descriptor.packet());
             }
             let to = match step {
                 NextHop::Nf(nf) => TraceWhat::ToNf(nf),
                 NextHop::Port(port) => TraceWhat::ToPort(port),
             };
-            self.tell(descriptor.frame, descriptor.len, mark, number, to);
+            self.record_hop(descriptor.frame, descriptor.len, mark, number, to);
         }
         if urgent != 0 && self.holds_back(path) {
             for (i, word) in words.iter_mut().enumerate().filter(|(i, word)| urgent >> i & 1 != 0 && **word != 0) {
@@ -472,7 +472,7 @@ impl Plane {
     pub fn onward_marked(&mut self, path: &Path, number: u32, from: usize, packet: Packet, mark: Mark, nf: u16) {
         self.counters(path).back.add(1);
         self.entered_ns[packet.frame as usize].store(mark.entered_ns, Ordering::Relaxed);
-        self.tell_of(&mark, TraceWhat::CameOut(nf, packet.frame));
+        self.record_mark(&mark, TraceWhat::CameOut(nf, packet.frame));
         self.show_back(path, from.wrapping_sub(1), &[packet]);
         let descriptor = Descriptor {
             frame: packet.frame,

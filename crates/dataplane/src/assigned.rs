@@ -17,7 +17,7 @@ impl Assigned {
 
     /// Adds an NF.
     #[inline]
-    pub fn tell(&self, number: u16) {
+    pub fn add(&self, number: u16) {
         if let Some(word) = self.words.get(usize::from(number / 64)) {
             // Release: the taker of the bit sees what was written about the NF before.
             word.fetch_or(1 << (number % 64), Ordering::Release);
@@ -56,14 +56,14 @@ mod tests {
         let assigned = Arc::new(Assigned::new(130));
         assert!(!assigned.take(|_| panic!("there is none")));
         for number in [3, 129, 3, 64, 200] {
-            assigned.tell(number);
+            assigned.add(number);
         }
         let mut taken = Vec::new();
         assert!(assigned.take(|number| taken.push(number)));
         assert_eq!(taken, [3, 64, 129]);
         let teller = std::thread::spawn({
             let assigned = assigned.clone();
-            move || (0..128).for_each(|number| assigned.tell(number))
+            move || (0..128).for_each(|number| assigned.add(number))
         });
         let mut all = BTreeSet::new();
         while all.len() < 128 {

@@ -323,7 +323,7 @@ pub fn pair(request: &Arc<CaptureScope>, words: usize) -> (Tap, CaptureReader) {
 
 impl Tap {
     /// Whether it copies packets that are dropped.
-    pub fn shows_drops(&self) -> bool {
+    pub(crate) fn shows_drops(&self) -> bool {
         self.request.points.is_empty() || self.request.points.contains(&Point::Dropped)
     }
 
@@ -354,7 +354,7 @@ impl Tap {
 
     /// As [`Tap::show`] for a packet of `len` bytes that lies in no frame, of which these are the
     /// first.
-    pub fn show_bytes(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, bytes: &[u8]) {
+    pub(crate) fn show_bytes(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, bytes: &[u8]) {
         if self.request.covers(sight)
             && let Some(slot) = self.takes(sight)
         {

@@ -51,7 +51,7 @@ pub struct ChainCounters {
 }
 
 /// A chain as the packet threads know it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Chain {
     /// Its number.
     pub number: u16,
@@ -153,7 +153,7 @@ pub struct PortInfo {
 }
 
 /// Everything that decides where packets go, as one immutable value. A change makes a new one.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Tables {
     /// Grows with each change. Flows are decided again if their path ends or rules change.
     pub generation: u32,
@@ -252,7 +252,7 @@ impl Tables {
     }
 
     /// Whether a [steer](crate::steer::ChooseInstances) assigns instances of a service to flows.
-    pub fn is_steered(&self, service: u16) -> bool {
+    pub(crate) fn is_steered(&self, service: u16) -> bool {
         self.steered.get(service as usize).copied().unwrap_or(false)
     }
 
@@ -336,7 +336,7 @@ pub enum PathKind {
 
 impl PathKind {
     /// Whether a service was left out, or blocks the path, because it had no instance.
-    pub fn goes_without(self) -> bool {
+    pub(crate) fn goes_without(self) -> bool {
         matches!(self, Self::Bypasses | Self::Refuses)
     }
 }
@@ -405,7 +405,7 @@ impl Path {
     }
 
     /// Whether it lacks a service that its chain names.
-    pub fn goes_without(&self) -> bool {
+    pub(crate) fn goes_without(&self) -> bool {
         self.kind.goes_without()
     }
 
@@ -508,17 +508,15 @@ mod tests {
     }
 
     pub(super) fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
-        let counters = Arc::new([ChainCounters::default()]);
         Arc::new(Chain {
             number,
             version,
             name: format!("c{number}"),
             services: services.into(),
-            reversed: Vec::new(),
             egress: 9,
             on_failure,
-            counters,
-            police: None,
+            counters: Arc::new([ChainCounters::default()]),
+            ..Chain::default()
         })
     }
 

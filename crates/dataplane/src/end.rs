@@ -190,7 +190,7 @@ impl Drain {
 
     /// Records whether its packets wait for a port.
     #[inline]
-    pub fn hold_up(&mut self, is_held_up: bool) {
+    pub(crate) fn hold_up(&mut self, is_held_up: bool) {
         if is_held_up != self.is_held_up {
             self.is_held_up = is_held_up;
             self.handle.is_held_up.store(is_held_up, Ordering::Relaxed);

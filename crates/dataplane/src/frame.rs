@@ -432,7 +432,7 @@ impl FrameCache {
 
     /// Counts packets that an arena had no frames for.
     #[cold]
-    pub fn count_starved(&mut self, arena: u8, packets: usize) {
+    pub(crate) fn count_starved(&mut self, arena: u8, packets: usize) {
         if let Some(stack) = self.stacks.get_mut(usize::from(arena)) {
             stack.copied.starved += packets as u64;
         }
@@ -484,7 +484,7 @@ impl FrameCache {
     }
 
     /// Free frames and copies of each arena, by number.
-    pub fn by_arena(&self) -> Vec<(usize, Copied)> {
+    pub(crate) fn by_arena(&self) -> Vec<(usize, Copied)> {
         self.stacks.iter().map(|stack| (stack.free.len(), stack.copied)).collect()
     }
 }

@@ -363,17 +363,17 @@ impl NfHandle {
     }
 
     /// Writes on the core page whether its neighbours may start it, after a change of that.
-    pub fn tell_hold(&self) {
+    pub(crate) fn publish_hold(&self) {
         self.core_page.hold(self.slot).store(self.said().hold, Ordering::Relaxed);
     }
 
     /// Excludes it from hand-overs on its core, or includes it again. Returns whether that changed.
-    pub fn set_alone(&self, alone: bool) -> bool {
+    pub(crate) fn set_alone(&self, alone: bool) -> bool {
         if self.alone.swap(alone, Ordering::Relaxed) == alone {
             return false;
         }
         self.region.page.control(Control::Alone).store(u32::from(alone), Ordering::Relaxed);
-        self.tell_hold();
+        self.publish_hold();
         if !alone {
             // It may sleep where only the manager wakes it.
             doorbell::ring(self.region.page.bell());
@@ -382,7 +382,7 @@ impl NfHandle {
     }
 
     /// Makes it wait for the doorbell in its own page too when it sleeps, or not any more.
-    pub fn set_guarded(&self, guarded: bool) {
+    pub(crate) fn set_guarded(&self, guarded: bool) {
         self.region.page.control(Control::Guarded).store(u32::from(guarded), Ordering::Relaxed);
     }
 
@@ -400,7 +400,7 @@ impl NfHandle {
 
     /// Whether it has packets that it has not returned, so that some may be unread.
     #[inline]
-    pub fn may_have_unread(&self) -> bool {
+    pub(crate) fn may_have_unread(&self) -> bool {
         let (posted, returned) = self.posted_returned();
         posted > returned
     }
@@ -459,7 +459,7 @@ impl NfHandle {
 
     /// Whether it stands still through no fault of its own: it sleeps with unread packets, and was
     /// not woken since then. One that has read all, or waits for something else, is at fault.
-    pub fn was_never_woken(&self, since_ns: u64) -> bool {
+    pub(crate) fn was_never_woken(&self, since_ns: u64) -> bool {
         let is_unaware = !self.poll && self.is_asleep() && !self.is_suspended() && self.unread() > 0;
         is_unaware && self.rung_ns.load(Ordering::Relaxed) < since_ns
     }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::atomic::AtomicU64;
 
-use sluice_api::model::ForeignCounts;
+use sluice_api::model::FeedCounts;
 
 use crate::chain::{PathRegistry, Tables};
 use crate::counter::Counter;
@@ -39,7 +39,7 @@ pub trait Feeder: Send {
 #[derive(Debug, Default)]
 pub struct FeedCounters {
     /// What the API reports.
-    pub api: ForeignCounts<Counter>,
+    pub api: FeedCounts<Counter>,
     /// Packets that are inside, as far as is known.
     pub inside: AtomicU64,
 }

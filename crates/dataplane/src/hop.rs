@@ -147,7 +147,7 @@ impl Plane {
         descriptor: Descriptor,
     ) -> Option<Violation> {
         let hop = held.hop as usize;
-        self.tell(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
+        self.record_hop(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
         let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
             Verdict::from_raw(descriptor.verdict)
         } else {
@@ -206,11 +206,11 @@ impl Plane {
         let (frame, number) = (descriptor.frame, held.path);
         match step {
             NextHop::Nf(nf) => {
-                self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
+                self.record_hop(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
                 descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
             }
             NextHop::Port(port) => {
-                self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
+                self.record_hop(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
                 if held.flags & SAMPLED != 0 {
                     let entered_ns = self.entered_ns[frame as usize].load(Ordering::Relaxed);
                     let took = self.now_ns.saturating_sub(entered_ns);
@@ -242,7 +242,7 @@ impl Plane {
 
     /// As [`Self::lose`], for a packet that is dropped at another place than its hop.
     fn lose_at(&mut self, path: &Path, held: Held, hop: usize, packet: Packet, why: DropReason, place: Option<DropPlace>) {
-        self.tell(packet.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
+        self.record_hop(packet.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
         self.show_lost(path, why, place, &[packet]);
         self.release_from(path, hop, 1);
         self.counters(path).drops[why as usize].add(1);
@@ -368,7 +368,7 @@ impl Plane {
                 if let Some(observers) = &mut self.observers {
                     observers.move_timing(from, to);
                 }
-                self.tell(from, own[i].len, held.flags, held.path, TraceWhat::Crossed(to));
+                self.record_hop(from, own[i].len, held.flags, held.path, TraceWhat::Crossed(to));
             }
         }
         if n > 0 {
@@ -472,7 +472,7 @@ impl Plane {
         self.show_lost(path, why, DropPlace::hop(path, hop), burst);
         for (i, descriptor) in burst.iter().enumerate() {
             let held = Held::unpack(words(i));
-            self.tell(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
+            self.record_hop(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
             self.discard(descriptor.frame);
         }
     }

@@ -40,7 +40,7 @@ impl InFlight {
 
     /// Whether one packet thread alone lets packets in for the NF and takes them from it.
     #[inline(always)]
-    pub fn has_one_thread(&self) -> bool {
+    pub(crate) fn has_one_thread(&self) -> bool {
         self.threads() == 1
     }
 

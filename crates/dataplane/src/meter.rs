@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_queue::ArrayQueue;
+use sluice_api::model::FlowEndReason;
 use sluice_shm::arena::Arena;
 
 use crate::capture::{LossReason, Sight};
@@ -78,29 +79,12 @@ pub struct MeterSettings {
     pub active_ns: u64,
 }
 
-/// Why a flow's record has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlowEnd {
-    /// It had no packet for some time.
-    Idle,
-    /// It goes on, and its record was due.
-    Active,
-    /// It had a packet with FIN, and none for a while after it.
-    Finished,
-    /// The same with RST.
-    Reset,
-    /// Its slot was needed for another flow.
-    Evicted,
-    /// Metering has ended.
-    Stopped,
-}
-
 /// A copy of what is known of a flow.
 #[derive(Debug, Clone, Copy)]
 pub struct FlowRecord {
     words: [u64; SLOT],
     /// Why it has ended, if it has.
-    pub end: Option<FlowEnd>,
+    pub end: Option<FlowEndReason>,
 }
 
 impl FlowRecord {
@@ -301,10 +285,10 @@ pub fn meter(settings: MeterSettings) -> (Box<FlowMeter>, Arc<MeteredFlows>) {
 }
 
 /// The end that TCP flags show, if they show one.
-fn end_of(tcp_flags: u8) -> Option<FlowEnd> {
+fn end_of(tcp_flags: u8) -> Option<FlowEndReason> {
     match tcp_flags {
-        flags if flags & tcp::RST != 0 => Some(FlowEnd::Reset),
-        flags if flags & tcp::FIN != 0 => Some(FlowEnd::Finished),
+        flags if flags & tcp::RST != 0 => Some(FlowEndReason::Reset),
+        flags if flags & tcp::FIN != 0 => Some(FlowEndReason::Finished),
         _ => None,
     }
 }
@@ -383,7 +367,7 @@ impl FlowMeter {
 
     /// Notes the flow of a packet that is timed, and that came in at `since_ns`. An NF may alter it
     /// on its way.
-    pub fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
+    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
         let key = key_of(arena, packet, ingress).without_dscp();
         let timed = self.known(&key).map_or(TimedPacket::NONE, |at| TimedPacket {
             frame: packet.frame,
@@ -395,7 +379,7 @@ impl FlowMeter {
     }
 
     /// Notes that a packet that is timed lies in another frame now.
-    pub fn move_timing(&mut self, from: u32, to: u32) {
+    pub(crate) fn move_timing(&mut self, from: u32, to: u32) {
         let former = &mut self.timed[from as usize % TIMED_AT_ONCE];
         if former.frame == from {
             let timed = std::mem::replace(former, TimedPacket::NONE);
@@ -405,7 +389,7 @@ impl FlowMeter {
 
     /// Records the latency of the packet in a frame that came in at `since_ns`, if its flow is
     /// still there.
-    pub fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
+    pub(crate) fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         let timed = &mut self.timed[frame as usize % TIMED_AT_ONCE];
         if timed.frame != frame {
             return;
@@ -448,13 +432,15 @@ impl FlowMeter {
     }
 
     /// Why the flow in a slot ends now, if it does.
-    fn is_over(&self, at: usize, now_ns: u64) -> Option<FlowEnd> {
+    fn is_over(&self, at: usize, now_ns: u64) -> Option<FlowEndReason> {
         let slot = self.flows.slot(at);
         let idle_ns = now_ns.saturating_sub(load(&slot[LAST]));
         let ended = end_of((load(&slot[META]) >> TCP) as u8).filter(|_| idle_ns >= LINGER_NS);
         let active_ns = self.settings.active_ns;
         let is_due = active_ns > 0 && now_ns.saturating_sub(load(&slot[FIRST])) >= active_ns;
-        ended.or_else(|| (idle_ns >= self.settings.idle_ns).then_some(FlowEnd::Idle)).or_else(|| is_due.then_some(FlowEnd::Active))
+        ended
+            .or_else(|| (idle_ns >= self.settings.idle_ns).then_some(FlowEndReason::Idle))
+            .or_else(|| is_due.then_some(FlowEndReason::Active))
     }
 
     fn set_of(&self, hash: u64) -> (usize, u8) {
@@ -487,7 +473,7 @@ impl FlowMeter {
         let way = self.tags[set].iter().position(|tag| *tag == 0).unwrap_or_else(|| {
             let last_ns = |way: &usize| load(&self.flows.slot(set * WAYS + way)[LAST]);
             let oldest = (0..WAYS).min_by_key(last_ns).unwrap_or(0);
-            self.end(set * WAYS + oldest, FlowEnd::Evicted);
+            self.end(set * WAYS + oldest, FlowEndReason::Evicted);
             oldest
         });
         let at = set * WAYS + way;
@@ -514,7 +500,7 @@ impl FlowMeter {
     }
 
     /// Ends the flow in a slot, and frees the slot.
-    fn end(&mut self, at: usize, why: FlowEnd) {
+    fn end(&mut self, at: usize, why: FlowEndReason) {
         if let Some(record) = self.flows.copy(at)
             && self.flows.ended.push(FlowRecord { end: Some(why), ..record }).is_err()
         {
@@ -599,7 +585,7 @@ mod tests {
             all
         }
 
-        fn ended(&self) -> Vec<(u32, u64, FlowEnd)> {
+        fn ended(&self) -> Vec<(u32, u64, FlowEndReason)> {
             let number = |record: &FlowRecord| match record.key().addresses() {
                 Some((std::net::IpAddr::V4(src), _)) => src.to_bits() - 0x0a00_0000,
                 other => panic!("{other:?}"),
@@ -738,15 +724,15 @@ mod tests {
         rig.meter.age(3 * SECOND, all);
         let mut ended = rig.ended();
         ended.sort_by_key(|(number, ..)| *number);
-        assert_eq!(ended, [(2, 2, FlowEnd::Finished), (3, 1, FlowEnd::Reset)]);
+        assert_eq!(ended, [(2, 2, FlowEndReason::Finished), (3, 1, FlowEndReason::Reset)]);
         rig.tcp(4, tcp::ACK, 9 * SECOND);
         rig.meter.age(11 * SECOND, all);
-        assert_eq!(rig.ended(), [(1, 1, FlowEnd::Idle)]);
+        assert_eq!(rig.ended(), [(1, 1, FlowEndReason::Idle)]);
         for second in 10..61 {
             rig.tcp(4, tcp::ACK, second * SECOND);
         }
         rig.meter.age(61 * SECOND, all);
-        assert_eq!((rig.ended(), rig.flows.count()), (vec![(4, 53, FlowEnd::Active)], 0));
+        assert_eq!((rig.ended(), rig.flows.count()), (vec![(4, 53, FlowEndReason::Active)], 0));
         rig.tcp(4, tcp::ACK, 62 * SECOND);
         assert_eq!((rig.live()[0].packets(), rig.live()[0].first_ns()), (1, 62 * SECOND));
     }
@@ -760,7 +746,7 @@ mod tests {
         assert!(rig.ended().is_empty());
         rig.tcp(1, tcp::SYN, 2 * SECOND);
         rig.tcp(1, tcp::SYN, 2 * SECOND);
-        assert_eq!(rig.ended(), [(1, 4, FlowEnd::Finished)]);
+        assert_eq!(rig.ended(), [(1, 4, FlowEndReason::Finished)]);
         assert_eq!((rig.live()[0].packets(), rig.live()[0].tcp_flags()), (2, tcp::SYN));
     }
 
@@ -773,7 +759,7 @@ mod tests {
             rig.udp(0, u64::from(n));
         }
         let ended = rig.ended();
-        assert_eq!(ended, (1..=24).map(|n| (n, 1, FlowEnd::Evicted)).collect::<Vec<_>>());
+        assert_eq!(ended, (1..=24).map(|n| (n, 1, FlowEndReason::Evicted)).collect::<Vec<_>>());
         assert_eq!((rig.flows.count(), rig.flows.lost(), rig.live()[0].packets()), (16, 0, 41));
     }
 

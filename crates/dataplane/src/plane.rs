@@ -175,13 +175,13 @@ impl Plane {
     #[cold]
     pub fn refuse_one(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: Refusal) {
         self.refused[why as usize].add(1);
-        self.tell_refused(packet, key, chain, why.into());
+        self.report_refused(packet, key, chain, why.into());
         self.discard(packet.frame);
     }
 
     /// Clears what is kept by number of chains that are new or gone, and records which chains
     /// changed.
-    pub fn meet_chains(&mut self, tables: &Tables) {
+    pub(crate) fn meet_chains(&mut self, tables: &Tables) {
         let former = self.tables.chains.iter().flatten();
         let is_other = |chain: &&Arc<Chain>| {
             let now = tables.chains.get(usize::from(chain.number)).and_then(Option::as_ref);
@@ -276,7 +276,7 @@ impl Plane {
     }
 
     /// Records an event of a traced packet that went into a program.
-    pub fn tell_of(&self, mark: &Mark, what: TraceWhat) {
+    pub fn record_mark(&self, mark: &Mark, what: TraceWhat) {
         if mark.flags & TRACED != 0
             && let Some(trace) = self.trace()
         {
@@ -293,7 +293,7 @@ impl Plane {
 
     /// Records a hop of a traced packet.
     #[inline(always)]
-    pub(crate) fn tell(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
+    pub(crate) fn record_hop(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
         if held_flags & TRACED != 0
             && let Some(trace) = self.trace()
         {
@@ -305,7 +305,7 @@ impl Plane {
 
     /// Whether the active trace still picks packets.
     #[inline(always)]
-    pub fn is_tracing(&self) -> bool {
+    pub(crate) fn is_tracing(&self) -> bool {
         self.trace().is_some_and(|trace| trace.wants_more())
     }
 
@@ -324,7 +324,7 @@ impl Plane {
 
     /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
     #[cold]
-    pub fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
+    pub(crate) fn report_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
@@ -340,14 +340,14 @@ impl Plane {
         {
             let (what, at_ns) = (TraceWhat::Refused { ingress, chain, why: why.name() }, self.now_ns);
             let packet_then = (at_ns, packet.frame);
-            self.tell_head(packet);
+            self.record_head(packet);
             let _ = trace.events.push(TraceEvent { packet: packet_then, path: None, what, at_ns, len: packet.len });
         }
     }
 
     /// Records the first bytes of a traced packet at its entry, before its first event.
     #[cold]
-    pub(crate) fn tell_head(&self, packet: Packet) {
+    pub(crate) fn record_head(&self, packet: Packet) {
         if let Some(trace) = self.trace() {
             let (bytes, len) = self.head_of(packet);
             let _ = trace.heads.push(TraceHead { packet: (self.now_ns, packet.frame), bytes, len: len as u16 });
@@ -372,7 +372,7 @@ impl Plane {
 
     /// Wakes the NFs whose timers expired.
     #[inline]
-    pub fn wake_late(&mut self) {
+    pub(crate) fn wake_late(&mut self) {
         while let Some(nf) = self.timers.late(self.now_ns) {
             if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
                 end.wake_late(self.index, self.now_ns);

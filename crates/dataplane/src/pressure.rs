@@ -217,7 +217,7 @@ impl Throttling {
 
     /// Reads new paths and NFs, if there are any.
     #[cold]
-    pub fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
+    pub(crate) fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
         let now = (registry.changes(), nfs.len(), tables.generation);
         if now == self.made_of {
             return;
@@ -270,7 +270,7 @@ fn hold(handle: &NfHandle, held: bool) {
     handle.gate.held.store(held, Ordering::Relaxed);
     // Its own page, for itself; the core's page, for NFs that would start it.
     handle.region.page.control(Control::Yield).store(u32::from(held), Ordering::Relaxed);
-    handle.tell_hold();
+    handle.publish_hold();
 }
 
 #[cfg(test)]

@@ -67,17 +67,7 @@ impl Rig {
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let name = format!("c{number}");
         let (services, on_failure) = (hops.to_vec(), OnFailure::Drop);
-        let chain = Arc::new(Chain {
-            number,
-            version: 1,
-            name,
-            services,
-            reversed: Vec::new(),
-            egress: 0,
-            on_failure,
-            counters,
-            police: None,
-        });
+        let chain = Arc::new(Chain { number, version: 1, name, services, on_failure, counters, ..Chain::default() });
         self.registry.number(&Course { ingress: 0, chain: &chain, nfs: hops, reversed: &[], kind: PathKind::Whole, under: 1 });
         self.tables.chains.push(Some(chain));
         self.tables.generation += 1;
@@ -320,17 +310,7 @@ fn new_paths_and_chains_are_taken_in() {
     assert_eq!(rig.held(), [0, 1]);
     let old = rig.tables.chains[2].take().unwrap();
     let (name, services, counters) = (old.name.clone(), vec![1], old.counters.clone());
-    let new = Arc::new(Chain {
-        number: 2,
-        version: 2,
-        name,
-        services,
-        reversed: Vec::new(),
-        egress: 0,
-        on_failure: OnFailure::Drop,
-        counters,
-        police: None,
-    });
+    let new = Arc::new(Chain { number: 2, version: 2, name, services, on_failure: OnFailure::Drop, counters, ..Chain::default() });
     rig.registry.number(&Course { ingress: 0, chain: &new, nfs: &[1], reversed: &[], kind: PathKind::Whole, under: 1 });
     rig.tables.chains[2] = Some(new);
     rig.tables.generation += 1;

@@ -587,7 +587,7 @@ impl Rx {
                 Some(path) => {
                     plane.count_lost(&path.chain, DropReason::Entry, 1);
                     plane.count_refused(path, 1);
-                    plane.tell_refused(*packet, key, chain, DropReason::Entry.into());
+                    plane.report_refused(*packet, key, chain, DropReason::Entry.into());
                     plane.discard(packet.frame);
                 }
                 None => plane.refuse_one(*packet, key, chain, Refusal::NoPath),
@@ -649,7 +649,7 @@ fn drop_held(
     to: usize,
 ) {
     if plane.observers.is_some() {
-        tell_refused(chains, plane, owned, chain, why, to);
+        report_refused(chains, plane, owned, chain, why, to);
     }
     for packet in &owned.batch.packets[owned.from..to] {
         plane.discard(packet.frame);
@@ -659,7 +659,7 @@ fn drop_held(
 
 /// Shows packets that are dropped at the entry to those that look.
 #[cold]
-fn tell_refused(
+fn report_refused(
     chains: Option<&dyn ChooseChain>,
     plane: &mut Plane,
     owned: &OwnedQueue,
@@ -676,6 +676,6 @@ fn tell_refused(
             let choice = chains.map_or(Chosen::RULES.choice, |chains| chains.now(plane, &key, *packet));
             choice.chain(&plane.tables, &key).ok().map(|(chain, _)| chain)
         });
-        plane.tell_refused(*packet, &key, chain, why);
+        plane.report_refused(*packet, &key, chain, why);
     }
 }

@@ -121,7 +121,7 @@ pub struct Timers {
 
 impl Timers {
     /// Reserves a timer for an NF, and a list for this duration.
-    pub fn make_room(&mut self, nf: u16, timer_ns: u64) {
+    pub(crate) fn make_room(&mut self, nf: u16, timer_ns: u64) {
         let most = usize::from(nf) + 1;
         if self.timers.len() < most {
             self.timers.resize(most.next_power_of_two(), UNSET);
@@ -139,7 +139,7 @@ impl Timers {
 
     /// Whether an NF ever had a timer here.
     #[inline(always)]
-    pub fn are_used(&self) -> bool {
+    pub(crate) fn are_used(&self) -> bool {
         !self.timers.is_empty()
     }
 

@@ -144,7 +144,7 @@ impl ForeignHop {
     }
 
     /// Publishes the number of packets inside.
-    fn tell_inside(&self) {
+    fn report_inside(&self) {
         let inside = self.visits.iter().map(|visit| visit.ledger.inside()).sum();
         self.counters.inside.store(inside, Ordering::Relaxed);
     }
@@ -293,14 +293,14 @@ impl ForeignHop {
     #[cold]
     fn keep_in_sight(&mut self, plane: &Plane, looks: &[(Option<Tail>, Mark)], out: usize) {
         let nf = self.handle.number;
-        let lost = |mark: &Mark| plane.tell_of(mark, TraceWhat::LostSight(nf));
+        let lost = |mark: &Mark| plane.record_mark(mark, TraceWhat::LostSight(nf));
         for (tail, mark) in looks {
             let twin = tail.and_then(|tail| self.watch.went_in(&tail, out));
             twin.iter().for_each(lost);
             if mark.flags == 0 {
                 continue;
             }
-            plane.tell_of(mark, TraceWhat::WentIn(nf));
+            plane.record_mark(mark, TraceWhat::WentIn(nf));
             let is_watched = tail.filter(|_| twin.is_none()).is_some_and(|tail| self.watch.begin(tail, *mark, out, plane.now_ns));
             if !is_watched {
                 lost(mark);
@@ -556,7 +556,7 @@ impl ForeignHop {
     /// Gives up marked packets that went in before a time.
     fn give_up(&mut self, plane: &Plane, before_ns: u64) {
         while let Some(mark) = self.watch.give_up(before_ns) {
-            plane.tell_of(&mark, TraceWhat::LostSight(self.handle.number));
+            plane.record_mark(&mark, TraceWhat::LostSight(self.handle.number));
         }
     }
 }
@@ -583,7 +583,7 @@ impl Feeder for ForeignHop {
         }
         work += self.feed(plane, registry);
         if work > 0 {
-            self.tell_inside();
+            self.report_inside();
         }
         work
     }
@@ -601,7 +601,7 @@ impl Feeder for ForeignHop {
             let gone = visit.ledger.advance(now_ns);
             write_off(plane, &self.counters, visit, gone, self.by_design, DropReason::NotBack);
         }
-        self.tell_inside();
+        self.report_inside();
         self.give_up(plane, now_ns.saturating_sub(self.stay_ns));
         self.show_lost(plane, now_ns);
         self.flows.age(now_ns / 1_000_000, FLOW_MS, FLOWS / 64);

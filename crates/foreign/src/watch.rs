@@ -32,7 +32,7 @@ const MOST: usize = 8;
 pub type Tail = [u8; TAIL];
 
 /// The end of a packet. None if it is too short, or only padding.
-pub fn tail_of(arena: &Arena, packet: Packet) -> Option<Tail> {
+pub(crate) fn tail_of(arena: &Arena, packet: Packet) -> Option<Tail> {
     let offset = packet.len.checked_sub(TAIL as u16)?;
     let tail: Tail = arena.read_array(packet.frame, packet.offset.checked_add(offset)?)?;
     tail.iter().any(|byte| *byte != tail[0]).then_some(tail)
@@ -96,25 +96,25 @@ impl Watch {
 
     /// Whether no packet is suspected, so that one may be.
     #[inline]
-    pub fn lacks_suspect(&self) -> bool {
+    pub(crate) fn lacks_suspect(&self) -> bool {
         self.suspect.is_none()
     }
 
     /// Watches a packet that went in, if there is one.
     #[inline]
-    pub fn suspect(&mut self, packet: Option<Suspect>) {
+    pub(crate) fn suspect(&mut self, packet: Option<Suspect>) {
         if packet.is_some() {
             self.suspect = packet;
         }
     }
 
     /// Takes out the packet that went in before a time and has not come out, if there is one.
-    pub fn overdue(&mut self, before_ns: u64) -> Option<Suspect> {
+    pub(crate) fn overdue(&mut self, before_ns: u64) -> Option<Suspect> {
         self.suspect.take_if(|suspect| suspect.since_ns < before_ns)
     }
 
     /// A packet goes in: gives up a watched one with the same end, and returns its mark.
-    pub fn went_in(&mut self, tail: &Tail, out: usize) -> Option<Mark> {
+    pub(crate) fn went_in(&mut self, tail: &Tail, out: usize) -> Option<Mark> {
         let at = self.watched.iter().position(|w| w.out == out && w.tail == *tail)?;
         Some(self.watched.swap_remove(at).mark)
     }
@@ -129,7 +129,7 @@ impl Watch {
     }
 
     /// The mark of a packet that comes out at a side, if it is watched.
-    pub fn came_out(&mut self, tail: &Tail, side: usize) -> Option<Mark> {
+    pub(crate) fn came_out(&mut self, tail: &Tail, side: usize) -> Option<Mark> {
         if self.suspect.as_ref().is_some_and(|suspect| suspect.out == side && suspect.tail == *tail) {
             self.suspect = None;
         }

@@ -45,6 +45,7 @@ use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::cgroup;
+use super::process::last_errno;
 
 /// Least and greatest priority of class rr.
 const PRIORITIES: (u8, u8) = (1, 99);
@@ -162,10 +163,6 @@ impl Policy {
         // Clearing the flag needs a capability.
         Self { number: number | self.number & libc::SCHED_RESET_ON_FORK, priority }
     }
-}
-
-fn last_errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
 /// Thread ids of a process. `root` is the file-system root.

@@ -133,7 +133,7 @@ pub fn up(name: &str) -> io::Result<()> {
 /// The receive queues in use of an interface of the calling thread's namespace.
 ///
 /// # Errors
-/// The kernel's; `EOPNOTSUPP` if its driver does not tell.
+/// The kernel's; `EOPNOTSUPP` if its driver does not report it.
 pub fn rx_queues(name: &str) -> io::Result<u32> {
     let socket = control()?;
     // `struct ethtool_channels`: the command, four maxima (rx, tx, other, combined), and the

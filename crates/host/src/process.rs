@@ -199,7 +199,7 @@ pub fn wait_readable(pidfd: BorrowedFd<'_>, timeout_ms: Option<u64>) -> Result<b
 ///
 /// # Errors
 /// Those of the kernel if it is no Unix socket.
-pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32, u32), Errno> {
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32, u32), Errno> {
     // Not rustix's type: its pid cannot be 0.
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -217,7 +217,7 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32, u32
 ///
 /// # Errors
 /// [`Errno::NOPROTOOPT`] before Linux 6.5; [`Errno::SRCH`] if that process has ended.
-pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     // Not in libc yet. The same number on every architecture but alpha, mips, parisc and sparc.
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
@@ -231,7 +231,8 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn last_errno() -> Errno {
+/// The error of the last call of the C library that failed in this thread.
+pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 

@@ -165,23 +165,23 @@ mod tests {
     #[test]
     fn real_threads_are_seen() {
         let proc = Proc::default();
-        let (tell, told) = channel();
+        let (ids, started) = channel();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (blocker, wait) = channel::<()>();
-            let id = tell.clone();
+            let id = ids.clone();
             scope.spawn(move || {
                 id.send(rustix::thread::gettid()).unwrap();
                 wait.recv().unwrap_err();
             });
-            let blocked = told.recv().unwrap();
+            let blocked = started.recv().unwrap();
             scope.spawn(|| {
-                tell.send(rustix::thread::gettid()).unwrap();
+                ids.send(rustix::thread::gettid()).unwrap();
                 while !stop.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
             });
-            let busy = told.recv().unwrap();
+            let busy = started.recv().unwrap();
             let mut of_blocked = Silence::default();
             let first = Look::at_own(&proc, busy).unwrap();
             // However busy the host is: one of them gets CPU time, and the other does not.

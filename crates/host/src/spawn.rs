@@ -77,7 +77,7 @@ use rustix::process::{Pid, Resource};
 use super::filter::{self, Filter};
 use super::user::User;
 use crate::netns::Netns;
-use crate::process::{self, Exit};
+use crate::process::{self, Exit, last_errno};
 
 /// Where an NF's standard output and error go.
 #[derive(Debug, Clone, Default)]
@@ -749,10 +749,6 @@ unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, pla
 unsafe fn set_signal_mask(new: *const SignalSet, old: *mut SignalSet) -> c_long {
     // SAFETY: as promised by the caller; the size is that of the sets.
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, size_of::<SignalSet>()) }
-}
-
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
 /// Runs in the child.

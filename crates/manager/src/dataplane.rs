@@ -518,21 +518,21 @@ impl DataPlane {
     }
 
     /// Sends a thread a command, to run between two rounds.
-    pub(crate) fn tell(&self, thread: usize, act: impl FnOnce(&mut Worker) + Send + 'static) {
+    pub(crate) fn send(&self, thread: usize, act: impl FnOnce(&mut Worker) + Send + 'static) {
         let link = &self.links[thread];
         // A thread that has ended does nothing; a wait for its answer notices that.
         let _ = link.commands.send(Box::new(act));
         link.alarm.raise();
     }
 
-    fn tell_all(&self, act: impl Fn(&mut Worker) + Clone + Send + 'static) {
-        (0..self.links.len()).for_each(|thread| self.tell(thread, act.clone()));
+    fn send_all(&self, act: impl Fn(&mut Worker) + Clone + Send + 'static) {
+        (0..self.links.len()).for_each(|thread| self.send(thread, act.clone()));
     }
 
     /// Sends a thread a command with an answer, and returns without waiting.
     fn begin<T: Send + 'static>(&self, thread: usize, act: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Receiver<T> {
         let (to, answer) = channel();
-        self.tell(thread, move |worker| {
+        self.send(thread, move |worker| {
             let _ = to.send(act(worker));
         });
         answer
@@ -560,7 +560,7 @@ impl DataPlane {
         self.registry.end(&ends(&former, tables), Some(tables.generation));
         let anew = former.rules.rules() != tables.rules.rules();
         let new = tables.clone();
-        self.tell_all(move |worker| worker.use_tables(new.clone(), anew));
+        self.send_all(move |worker| worker.use_tables(new.clone(), anew));
         self.former.push((self.fence(), former));
     }
 
@@ -758,7 +758,7 @@ impl DataPlane {
     /// The same without waiting.
     pub fn fence(&self) -> Fence {
         let (to, answers) = channel();
-        self.tell_all(move |_| {
+        self.send_all(move |_| {
             let _ = to.send(());
         });
         Fence { answers, left: self.links.len() }
@@ -835,7 +835,7 @@ impl DataPlane {
             counters.push(count);
         }
         // Last: a packet that left a chain for a port without queues would not be counted.
-        self.tell_all(move |worker| worker.open_port(port, tx_waits));
+        self.send_all(move |worker| worker.open_port(port, tx_waits));
         Ok(counters)
     }
 
@@ -847,7 +847,7 @@ impl DataPlane {
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {
                 let (to, answer) = channel();
-                self.tell(thread, move |worker| worker.close_port(port, to));
+                self.send(thread, move |worker| worker.close_port(port, to));
                 answer
             })
             .collect();
@@ -875,7 +875,7 @@ impl DataPlane {
     }
 
     pub fn start_rx(&self) {
-        self.tell_all(Worker::start_rx);
+        self.send_all(Worker::start_rx);
     }
 
     /// Stops reception on ports.
@@ -897,11 +897,11 @@ impl DataPlane {
     /// Starts a trace, or ends it.
     pub fn trace(&self, trace: Option<&Arc<TraceRequest>>) {
         let trace = trace.cloned();
-        self.tell_all(move |worker| worker.trace(trace.clone()));
+        self.send_all(move |worker| worker.trace(trace.clone()));
     }
 
     pub fn stop(&mut self) {
-        self.tell_all(Worker::stop);
+        self.send_all(Worker::stop);
         for link in &mut self.links {
             if let Some(thread) = link.thread.take() {
                 let _ = thread.join();

@@ -19,7 +19,7 @@ use sluice_shm::page::Attached;
 use super::*;
 use sluice_api::config::{Hugepages, Idle, OnFailure};
 use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, Member, PortInfo};
-use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
+use sluice_dataplane::classify::rule::{Rule, RuleSet};
 use sluice_dataplane::frame::Packet;
 
 const FRAMES: u32 = 2048;
@@ -245,34 +245,19 @@ fn run(form: Form, deaths: u64) -> Counted {
     let arenas: Vec<u32> = plane.memories().iter().map(|memory| memory.geometry().first).collect();
     assert!(form.tenants == (arenas.len() > 1));
     let counters: Arc<[ChainCounters]> = (0..threads).map(|_| ChainCounters::default()).collect();
-    let rule = Rule {
-        port: None,
-        vlan: None,
-        protocol: Protocol::Any,
-        src: None,
-        dst: None,
-        src_port: None,
-        dst_port: None,
-        dscp: None,
-        chain: 0,
-        terms: Default::default(),
-    };
-    let rules = RuleSet::new(vec![rule]);
+    let rules = RuleSet::new(vec![Rule::default()]);
     let queues = plane.rx().len();
     let owners = plane.owners(0, queues);
     let mut generation = 0;
     let mut publish = |plane: &mut DataPlane, dies: bool| {
         generation += 1;
         let chain = Arc::new(Chain {
-            number: 0,
             version: generation,
             name: "c".into(),
             services: (0..NFS).collect(),
-            reversed: Vec::new(),
-            egress: 0,
             on_failure: OnFailure::Drop,
             counters: counters.clone(),
-            police: None,
+            ..Chain::default()
         });
         let member = |nf| Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None };
         let services = (0..NFS).map(|nf| if nf == DIES && !dies { Vec::new() } else { vec![member(nf)] }).collect();

@@ -15,7 +15,7 @@ use sluice_api::drops::PortDrop;
 use sluice_dataplane::admit::Obstacle;
 use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, DropPlace, Point, pair};
 use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member, Places, PortInfo};
-use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
+use sluice_dataplane::classify::rule::{Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::frame::{Copied, FrameCache, Packet};
 use sluice_dataplane::handle::StopReason;
@@ -104,41 +104,24 @@ impl Rig {
         config.manager.idle = sluice_api::config::Idle::Sleep;
         set(&mut config);
         let mut plane = DataPlane::start(&config, &sluice_ports::All::default(), &|_| None).unwrap();
-        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let chain = Arc::new(Chain {
-            number: 0,
             version: 1,
             name: "c".into(),
             services: (0..nfs).collect(),
-            reversed: Vec::new(),
-            egress: 0,
             on_failure,
-            counters,
-            police: None,
+            counters: Arc::new([ChainCounters::default()]),
+            ..Chain::default()
         });
-        let rule = Rule {
-            port: None,
-            vlan: None,
-            protocol: Protocol::Any,
-            src: None,
-            dst: None,
-            src_port: None,
-            dst_port: None,
-            dscp: None,
-            chain: 0,
-            terms: Default::default(),
-        };
         let tables = Tables {
             generation: 1,
-            rules: RuleSet::new(vec![rule]),
+            rules: RuleSet::new(vec![Rule::default()]),
             chains: vec![Some(chain.clone())],
             services: (0..nfs)
                 .map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None }])
                 .collect(),
-            steered: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory: 0 })],
-            downstream_first: false,
             may_send: vec![MaySend { now: Places::new(0..128, 0..128), ever: Places::default() }; nfs.into()],
+            ..Tables::default()
         };
         let mut handles = Vec::new();
         for nf in 0..nfs {
@@ -155,24 +138,13 @@ impl Rig {
     /// Gives the threads the tables, and waits until each has them: a round that has begun would
     /// read packets with the former ones.
     fn publish(&mut self) {
-        self.tell_tables();
+        self.send_tables();
         self.plane.meet().unwrap();
     }
 
-    fn tell_tables(&mut self) {
+    fn send_tables(&mut self) {
         self.tables.generation += 1;
-        let t = &self.tables;
-        let copy = Tables {
-            generation: t.generation,
-            rules: t.rules.clone(),
-            chains: t.chains.clone(),
-            services: t.services.clone(),
-            steered: t.steered.clone(),
-            ports: t.ports.clone(),
-            downstream_first: t.downstream_first,
-            may_send: t.may_send.clone(),
-        };
-        self.plane.use_tables(&Arc::new(copy));
+        self.plane.use_tables(&Arc::new(self.tables.clone()));
     }
 
     fn nf(&self, number: usize) -> Attached {
@@ -467,7 +439,7 @@ fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
 fn capture_drops(plane: &DataPlane) -> CaptureReader {
     let scope = CaptureScope { chain: None, points: vec![Point::Dropped], every: 1, each: Some(1), snap: 100 };
     let (tap, reader) = pair(&Arc::new(scope), 1 << 14);
-    plane.tell(0, move |worker| worker.capture(tap));
+    plane.send(0, move |worker| worker.capture(tap));
     plane.meet().unwrap();
     reader
 }
@@ -770,7 +742,7 @@ fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
     let mut to_read = wire.to_read.lock().unwrap();
     wait_for("a read that waits", || wire.reads[0].load(Ordering::Relaxed) > wire.reads[1].load(Ordering::Relaxed));
     rig.tables.services[0].clear();
-    rig.tell_tables();
+    rig.send_tables();
     let mut fence = rig.plane.fence();
     assert!(!fence.is_passed(), "the thread reads with the old tables");
     to_read.push(udp(1, 0));
@@ -791,9 +763,9 @@ fn rule_of(flow: u8, chain: u16) -> Rule {
 
 /// A chain to the one NF that has its number.
 fn chain_to(number: u16, on_failure: OnFailure) -> Arc<Chain> {
-    let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+    let counters = Arc::new([ChainCounters::default()]);
     let (name, services) = (format!("c{number}"), vec![number]);
-    Arc::new(Chain { number, version: 2, name, services, reversed: Vec::new(), egress: 0, on_failure, counters, police: None })
+    Arc::new(Chain { number, version: 2, name, services, on_failure, counters, ..Chain::default() })
 }
 
 /// Gives the rig two chains of one NF: flow 1 takes chain 0, flow 2 chain 1. Returns the counts.
@@ -856,11 +828,9 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
         version: 9,
         name: "c2".into(),
         services: vec![0],
-        reversed: Vec::new(),
-        egress: 0,
         on_failure: OnFailure::Drop,
         counters: Arc::new([ChainCounters::default()]),
-        police: None,
+        ..Chain::default()
     });
     rig.tables.chains.push(Some(another));
     rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0], memory: 0 }));
@@ -1183,7 +1153,7 @@ fn time_in_which_the_monitor_had_no_core_counts_against_no_nf() {
 #[test]
 fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
     let rig = Rig::with(2, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.stall_ms = 1);
-    rig.plane.tell(0, |worker| worker.open_port(0, true));
+    rig.plane.send(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     let sent = 2 * TX_BUFFER;
     rig.put((0..sent as u32).map(|i| udp(1, i)));
@@ -1217,7 +1187,7 @@ fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
 #[test]
 fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
-    rig.plane.tell(0, |worker| worker.open_port(0, true));
+    rig.plane.send(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     let sent: Vec<Vec<u8>> = (0..900).map(|i| udp(1, i)).collect();
     rig.put(sent.clone());
@@ -1253,7 +1223,7 @@ fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
 fn one_in_the_middle_of_a_chain_that_sends_to_no_port_goes_on_while_the_ports_of_others_are_jammed() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
-    rig.plane.tell(0, |worker| worker.open_port(0, true));
+    rig.plane.send(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     rig.put((0..900).map(|i| udp(1, i)));
     let pass = |nf: &mut Attached| {
@@ -1335,11 +1305,9 @@ impl Tenants {
                     version: 1,
                     name: chain.name.clone(),
                     services: chain.services.iter().map(service).collect(),
-                    reversed: Vec::new(),
-                    egress: 0,
                     on_failure: OnFailure::Drop,
                     counters: (0..plane.threads()).map(|_| ChainCounters::default()).collect(),
-                    police: None,
+                    ..Chain::default()
                 })
             })
             .collect();
@@ -1357,15 +1325,13 @@ impl Tenants {
             rules: RuleSet::new(rules),
             chains: chains.iter().cloned().map(Some).collect(),
             services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None }]).collect(),
-            steered: Vec::new(),
             ports: vec![Some(PortInfo {
                 name: "p".into(),
                 overload,
                 owners: if queues == 1 { plane.owners(0, 1) } else { vec![0; queues] },
                 memory,
             })],
-            may_send: Vec::new(),
-            downstream_first: false,
+            ..Tables::default()
         };
         let (mut handles, mut places) = (Vec::new(), Vec::new());
         for (nf, service) in config.services.iter().enumerate() {

@@ -51,7 +51,7 @@ impl FlowNf {
         }
     }
 
-    fn tell(&mut self, what: &str) {
+    fn report(&mut self, what: &str) {
         // One write, so that lines of several processes do not mix.
         let line = format!("{what}\n");
         let _ = self.log.write_all(line.as_bytes());
@@ -67,12 +67,12 @@ impl Handler for FlowNf {
                 Some(known) if *known == of => {}
                 Some(known) => {
                     let line = format!("mixed {instance} {known} {of}");
-                    self.tell(&line);
+                    self.report(&line);
                 }
                 None => {
                     let line = format!("begin {instance} {of}");
                     self.connection = Some(of);
-                    self.tell(&line);
+                    self.report(&line);
                     self.ask();
                 }
             }
@@ -87,7 +87,7 @@ impl Handler for FlowNf {
 
     fn clean(&mut self) {
         let line = format!("clean {} {}", self.instance, self.connection.as_deref().unwrap_or("-"));
-        self.tell(&line);
+        self.report(&line);
         if !self.leaks {
             self.connection = None;
         }

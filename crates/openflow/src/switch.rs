@@ -114,20 +114,20 @@ impl Switch {
     pub fn set_ports(&mut self, ports: Vec<SwitchPort>) -> Vec<Message> {
         let mut sent = Vec::new();
         let before = std::mem::replace(&mut self.ports, ports);
-        let mut tell = |change: PortChange, desc: &PortDesc| {
+        let mut report = |change: PortChange, desc: &PortDesc| {
             if self.asyncs.port_status[self.column()] >> change as u32 & 1 == 1 {
                 sent.push(Message::PortStatus(change, desc.clone()));
             }
         };
         for old in &before {
             match self.ports.iter().find(|new| new.desc.number == old.desc.number) {
-                None => tell(PortChange::Delete, &old.desc),
-                Some(new) if new != old => tell(PortChange::Modify, &new.desc),
+                None => report(PortChange::Delete, &old.desc),
+                Some(new) if new != old => report(PortChange::Modify, &new.desc),
                 Some(_) => {}
             }
         }
         for new in self.ports.iter().filter(|new| !before.iter().any(|old| old.desc.number == new.desc.number)) {
-            tell(PortChange::Add, &new.desc);
+            report(PortChange::Add, &new.desc);
         }
         sent
     }
@@ -148,7 +148,7 @@ impl Switch {
     }
 
     /// Sends flow-removed messages that the controller wants.
-    fn tell_removed(&self, removed: Vec<FlowRemoved>, events: &mut Vec<Task>) {
+    fn report_removed(&self, removed: Vec<FlowRemoved>, events: &mut Vec<Task>) {
         let wants = self.asyncs.flow_removed[self.column()];
         let wanted = removed.into_iter().filter(|r| wants >> r.reason as u32 & 1 == 1);
         events.extend(wanted.map(|r| Task::Send(0, Message::FlowRemoved(r))));
@@ -159,7 +159,7 @@ impl Switch {
         if outcome.changed {
             events.push(Task::TableChanged);
         }
-        self.tell_removed(outcome.removed, events);
+        self.report_removed(outcome.removed, events);
     }
 
     /// Checks that this switch supports an output.
@@ -227,7 +227,7 @@ impl Switch {
                 if outcome.changed {
                     events.push(Task::TableChanged);
                 }
-                self.tell_removed(outcome.removed, events);
+                self.report_removed(outcome.removed, events);
                 if gives && change.buffer_id != NO_BUFFER {
                     let output = Some(Output { port: port::TABLE, max_len: 0 });
                     events.push(Task::Held { xid, buffer_id: change.buffer_id, output });

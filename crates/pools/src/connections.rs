@@ -16,7 +16,7 @@ pub const FALLEN_BACK: u16 = u16::MAX - 1;
 /// In place of a slot: the NF has died.
 pub const LOST: u16 = u16::MAX;
 /// Most pooled services of a connection.
-pub const MOST_MEMBERS: usize = sluice_config::validate::MAX_POOLS;
+pub(crate) const MOST_MEMBERS: usize = sluice_config::validate::MAX_POOLS;
 /// Keys known of a connection at a time: by direction, ingress port and DSCP.
 pub const FLOWS: usize = 4;
 
@@ -70,7 +70,7 @@ impl Connection {
     }
 
     /// As above, mutable.
-    pub fn members_mut(&mut self) -> &mut [Holding] {
+    pub(crate) fn members_mut(&mut self) -> &mut [Holding] {
         &mut self.members[..self.assigned as usize]
     }
 
@@ -124,7 +124,7 @@ impl Connection {
         Some(FlowKey::of_connection(&self.key, gone.direction, gone.ingress, gone.dscp))
     }
 
-    pub fn forget_flows(&mut self) {
+    pub(crate) fn forget_flows(&mut self) {
         self.flowing = 0;
     }
 }
@@ -319,11 +319,11 @@ impl Connections {
 
     /// The first ended connection, if its time for late packets is over.
     #[inline]
-    pub fn first_over(&self, now_ns: u64) -> Option<u32> {
+    pub(crate) fn first_over(&self, now_ns: u64) -> Option<u32> {
         self.get(self.head).filter(|c| c.until_ns <= now_ns).map(|_| self.head)
     }
 
-    pub fn first_ended(&self) -> Option<u32> {
+    pub(crate) fn first_ended(&self) -> Option<u32> {
         self.get(self.head).map(|_| self.head)
     }
 

@@ -449,7 +449,7 @@ impl PoolSteering {
                     if let Some(handle) = &members.nfs[slot as usize] {
                         let changes = if joins { handle.join(asked.terms.weight) } else { handle.assign(asked.terms.weight) };
                         if changes && let Some(assigned) = &members.table.assigned {
-                            assigned.tell(handle.number);
+                            assigned.add(handle.number);
                         }
                         if !joins && handle.wakeup.is_some() {
                             handle.start.begin(asked.terms.wakeup);

@@ -39,11 +39,9 @@ fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
         version: u32::from(number) + 1,
         name: format!("c{number}"),
         services: services.into(),
-        reversed: Vec::new(),
         egress: 9,
-        on_failure: OnFailure::Restart,
         counters: Arc::new([ChainCounters::default()]),
-        police: None,
+        ..Chain::default()
     }))
 }
 

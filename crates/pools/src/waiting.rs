@@ -211,7 +211,7 @@ impl Lines {
         Some(())
     }
 
-    pub fn pop_any(&mut self) -> Option<Waiting> {
+    pub(crate) fn pop_any(&mut self) -> Option<Waiting> {
         let service = self.lines.iter().position(|line| line.packets > 0)?;
         self.pop(service as u16)
     }

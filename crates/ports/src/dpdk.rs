@@ -195,7 +195,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
 ///
 /// # Errors
 /// What is wrong, and what to do.
-pub fn open_one(devargs: &str, frames: &FramePool) -> Result<DpdkQueue, String> {
+pub(crate) fn open_one(devargs: &str, frames: &FramePool) -> Result<DpdkQueue, String> {
     let Some(Frames(pool)) = own(frames) else {
         let what = "sluiced was started without DPDK; set `dpdk = true` in [memory] and start it again";
         return Err(if sluice_dpdk::BUILT_IN { what.into() } else { DpdkError::NotBuilt.to_string() });

@@ -50,7 +50,7 @@ pub struct Origins {
 
 impl Origins {
     /// Makes room for the frames of a pool. Of those of a second pool nothing is kept.
-    pub fn cover(&self, pool: &FramePool) {
+    pub(crate) fn cover(&self, pool: &FramePool) {
         self.table.get_or_init(|| {
             let entries = (0..pool.frames()).map(|_| Entry::default()).collect();
             Table { first: pool.first(), entries }

@@ -32,9 +32,9 @@ pub const MAX_FLOWS: u32 = 1 << 22;
 pub const MAGIC: u16 = 0x511c;
 
 /// Marks a stamp with a checksum before it.
-pub const MAGIC_CHECKED: u16 = 0x511d;
+pub(crate) const MAGIC_CHECKED: u16 = 0x511d;
 
-pub const CHECKSUM_BYTES: usize = 8;
+pub(crate) const CHECKSUM_BYTES: usize = 8;
 
 /// 2⁶⁴ divided by the golden ratio: odd, with scattered bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

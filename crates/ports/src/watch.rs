@@ -213,7 +213,7 @@ struct Queues<S> {
 }
 
 impl<S> Queues<S> {
-    /// Tells the queues to have no sockets.
+    /// Takes the sockets from the queues.
     fn take_away(&self) {
         // A queue that has ended needs nothing any more.
         self.to.iter().for_each(|queue| drop(queue.send(None)));

@@ -24,7 +24,7 @@ const PASSES: usize = 16;
 pub enum ClassesError {
     /// The placement was made for another cache.
     #[error(
-        "the placement is for a server with {placed} {what}, and the cache here has {here}; write the server's shape as `sluice doctor` tells it"
+        "the placement is for a server with {placed} {what}, and the cache here has {here}; write the server's shape as `sluice doctor` shows it"
     )]
     Shape {
         /// Ways or classes.

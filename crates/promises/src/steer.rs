@@ -29,7 +29,7 @@ use super::classes::{self, Capacity, SHARED};
 use super::sight::OnDemand;
 
 /// Number of kept decisions.
-const TOLD: usize = 32;
+const MOST_NOTED: usize = 32;
 
 /// Why no decision is made.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum SteerError {
 
 /// A decision, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct Noted {
     /// Time on the monotonic clock.
     pub at_ns: u64,
     pub slo: String,
@@ -71,9 +71,9 @@ pub struct Steering {
     lacking: BTreeMap<String, Lacking>,
     remedies: BTreeMap<String, Remedy>,
     /// Classes that were decided and do not exist yet: name and decision.
-    given: Vec<(String, Told)>,
-    told: VecDeque<Told>,
-    unsaid: Vec<Told>,
+    given: Vec<(String, Noted)>,
+    noted: VecDeque<Noted>,
+    unsaid: Vec<Noted>,
 }
 
 pub fn is_on_demand(slo: &Slo) -> bool {
@@ -168,12 +168,12 @@ impl Steering {
     }
 
     /// The last decisions, oldest first.
-    pub fn told(&self) -> impl Iterator<Item = &Told> {
-        self.told.iter()
+    pub fn noted(&self) -> impl Iterator<Item = &Noted> {
+        self.noted.iter()
     }
 
     /// Decisions since the last call.
-    pub fn unsaid(&mut self) -> Vec<Told> {
+    pub fn unsaid(&mut self) -> Vec<Noted> {
         std::mem::take(&mut self.unsaid)
     }
 
@@ -181,23 +181,23 @@ impl Steering {
     pub fn made(&mut self, classes: &BTreeMap<String, u32>) {
         self.own.retain(|name, _| classes.contains_key(name));
         self.own.iter_mut().for_each(|(name, ways)| *ways = classes[name]);
-        for (name, told) in std::mem::take(&mut self.given) {
+        for (name, noted) in std::mem::take(&mut self.given) {
             if self.own.contains_key(&name) {
-                self.say(told);
+                self.say(noted);
             }
         }
     }
 
     /// Records a decision for people.
-    pub fn tell(&mut self, at_ns: u64, slo: &str, what: String) {
-        self.say(Told { at_ns, slo: slo.into(), what });
+    pub fn note(&mut self, at_ns: u64, slo: &str, what: String) {
+        self.say(Noted { at_ns, slo: slo.into(), what });
     }
 
-    fn say(&mut self, told: Told) {
-        self.unsaid.push(told.clone());
-        self.told.push_back(told);
-        while self.told.len() > TOLD {
-            self.told.pop_front();
+    fn say(&mut self, noted: Noted) {
+        self.unsaid.push(noted.clone());
+        self.noted.push_back(noted);
+        while self.noted.len() > MOST_NOTED {
+            self.noted.pop_front();
         }
     }
 
@@ -235,8 +235,8 @@ impl Steering {
     pub fn follow(&mut self, assignment: Option<&Assignment>) {
         let names = assignment.map(on_demand).unwrap_or_default();
         if names.is_empty() {
-            let (told, unsaid) = (std::mem::take(&mut self.told), std::mem::take(&mut self.unsaid));
-            *self = Self { told, unsaid, ..Self::new(!self.is_lax) };
+            let (noted, unsaid) = (std::mem::take(&mut self.noted), std::mem::take(&mut self.unsaid));
+            *self = Self { noted, unsaid, ..Self::new(!self.is_lax) };
         }
         self.limits.retain(|slo, _| names.contains(slo.as_str()));
         self.lacking.retain(|slo, _| names.contains(slo.as_str()));
@@ -251,7 +251,7 @@ impl Steering {
     /// Records that a requested instance is not available here.
     pub fn refuse(&mut self, now_ns: u64, request: &Request, why: String) {
         let Request { slo, instances } = request;
-        self.tell(now_ns, slo, format!("asks for {instances} instances, which are not to be had here: {why}"));
+        self.note(now_ns, slo, format!("asks for {instances} instances, which are not to be had here: {why}"));
         self.lacking.insert(slo.clone(), Lacking { instances: *instances, why });
     }
 
@@ -314,7 +314,7 @@ impl Steering {
                 let name = own_name(&id.slo, id.number);
                 if !self.own.contains_key(&name) {
                     let what = format!("{name} is given a cache class of its own, with {} ways", class.ways());
-                    self.given.push((name.clone(), Told { at_ns: now_ns, slo: id.slo.clone(), what }));
+                    self.given.push((name.clone(), Noted { at_ns: now_ns, slo: id.slo.clone(), what }));
                 }
                 own.insert(name, class.ways());
             }
@@ -323,7 +323,7 @@ impl Steering {
         for id in decision.classes.iter().filter(|class| class.shared).flat_map(|class| &class.instances) {
             let name = own_name(&id.slo, id.number);
             if before.contains_key(&name) {
-                self.tell(now_ns, &id.slo, format!("{name} goes back to the shared cache class"));
+                self.note(now_ns, &id.slo, format!("{name} goes back to the shared cache class"));
             }
         }
     }
@@ -346,10 +346,10 @@ impl Steering {
                 true => format!("input would be policed, at {pps:.0} packets/s for now, and policing is off (promises.police)"),
                 false => format!("input is policed, at {pps:.0} packets/s for now"),
             };
-            self.tell(now_ns, &slo, what);
+            self.note(now_ns, &slo, what);
         }
         let what = if self.is_lax { "input would not be policed any more" } else { "input is not policed any more" };
-        ended.iter().for_each(|slo| self.tell(now_ns, slo, what.into()));
+        ended.iter().for_each(|slo| self.note(now_ns, slo, what.into()));
     }
 }
 
@@ -429,8 +429,8 @@ mod tests {
         steps(&mut steering, &on, ROOM, &[seen("dns", 1, 10.0, 0.0), seen("web", 1, 50.0, 1e5)], 20);
         assert_eq!(steering.lay_out(&on, ROOM), of(&[("acme.0", 2), ("shared", 7)]));
         assert_eq!(steering.class_of(&instance), ("shared".into(), Some("web.0".into())));
-        let told: Vec<String> = steering.unsaid().into_iter().map(|told| told.what).collect();
-        assert_eq!(told, ["web.0 is given a cache class of its own, with 3 ways", "web.0 goes back to the shared cache class"]);
+        let noted: Vec<String> = steering.unsaid().into_iter().map(|noted| noted.what).collect();
+        assert_eq!(noted, ["web.0 is given a cache class of its own, with 3 ways", "web.0 goes back to the shared cache class"]);
     }
 
     #[test]
@@ -480,9 +480,9 @@ mod tests {
             let mut steering = Steering::new(police);
             steering.follow(Some(&assignment(&[])));
             steps(&mut steering, &on, None, &broken, 30);
-            let told = steering.unsaid();
-            assert!(told.iter().any(|told| told.what.starts_with(begins)), "{told:?}");
-            assert_eq!((told.iter().any(|told| told.what.contains("is off")), steering.remedy("web")), (!police, Some(remedy)));
+            let noted = steering.unsaid();
+            assert!(noted.iter().any(|noted| noted.what.starts_with(begins)), "{noted:?}");
+            assert_eq!((noted.iter().any(|noted| noted.what.contains("is off")), steering.remedy("web")), (!police, Some(remedy)));
         }
     }
 
@@ -528,6 +528,6 @@ mod tests {
         assert_eq!(beside(0x3_ff00), 6);
         // Five and six in two pieces: "acme" fits into one.
         assert_eq!(beside(0x3_c0e0), 6, "in one piece");
-        assert_eq!(beside(0xf_ffff), 1, "who has them all is told by the change that is refused");
+        assert_eq!(beside(0xf_ffff), 1, "who has them all is found by the change that is refused");
     }
 }

@@ -32,10 +32,10 @@ pub const BEYOND: usize = 5;
 pub const WIDE: usize = WORDS + BEYOND;
 
 /// In place of an entry's number: the controller has not been asked about this flow yet.
-pub const UNASKED: u32 = MAX_NOTE;
+pub(crate) const UNASKED: u32 = MAX_NOTE;
 
 /// Largest number of an entry; the smallest is 1.
-pub const MAX_NUMBER: u32 = MAX_NOTE - 1;
+pub(crate) const MAX_NUMBER: u32 = MAX_NOTE - 1;
 
 /// What happens to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

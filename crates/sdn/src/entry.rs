@@ -21,7 +21,7 @@ pub fn port_of(number: u16) -> u32 {
     u32::from(number) + 1
 }
 
-pub fn port_of_chain(number: u16) -> u32 {
+pub(crate) fn port_of_chain(number: u16) -> u32 {
     CHAIN_BASE + u32::from(number)
 }
 

@@ -63,7 +63,7 @@ impl Agent {
     }
 
     /// Reports the present ports and chains to the agent.
-    pub fn tell(&self, topology: Topology) {
+    pub fn update(&self, topology: Topology) {
         // The thread may have ended.
         let _ = self.topology.send(topology);
     }

@@ -75,7 +75,7 @@ impl RxThreads {
     }
 
     /// Makes all threads follow other advice. The caller keeps, and later frees, the old one.
-    pub fn advise(&self, advice: &Arc<Advice>) {
+    pub(crate) fn advise(&self, advice: &Arc<Advice>) {
         for thread in &self.threads {
             let advice = advice.clone();
             self.ask(thread, |worker| {
@@ -96,7 +96,7 @@ impl RxThreads {
     /// Sends a packet by an answer, as if received by a port with `queues` queues.
     /// Its thread is the one that asked about its flow, else that of the queue [`queue_of`]
     /// selects.
-    pub fn inject(&self, homes: &Homes, ingress: u16, queues: usize, answer: Option<Answer>, bytes: Vec<u8>) {
+    pub(crate) fn inject(&self, homes: &Homes, ingress: u16, queues: usize, answer: Option<Answer>, bytes: Vec<u8>) {
         let hash = hash_of(&bytes, bytes.len().try_into().unwrap_or(u16::MAX), ingress);
         let asked = homes.find(hash).and_then(|asked| self.threads.iter().find(|(number, ..)| *number == asked));
         let spread = || {

@@ -235,7 +235,7 @@ impl CoreSchedule {
         }
         if let Move::Switch { from, why, .. } | Move::Park(from, why) = done {
             self.counters.ended[why as usize].fetch_add(1, Ordering::Relaxed);
-            self.tell_cost(from, now_ns);
+            self.report_cost(from, now_ns);
             if let Some(Some(nf)) = self.nfs.get_mut(usize::from(from)) {
                 nf.rings.turn_ended(now_ns);
             }
@@ -278,7 +278,7 @@ impl CoreSchedule {
     }
 
     /// At the end of a slice: the cost of its packets.
-    fn tell_cost(&mut self, place: u16, now_ns: u64) {
+    fn report_cost(&mut self, place: u16, now_ns: u64) {
         let Some(Some(nf)) = self.nfs.get_mut(usize::from(place)) else { return };
         let Some(used_ns) = nf.clock.and_then(|clock| clock.read_ns().ok()) else { return };
         if nf.cost.cpu(now_ns, used_ns).is_some()

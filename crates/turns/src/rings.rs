@@ -37,7 +37,7 @@ impl NfRings {
     }
 
     /// Sets the possible next NFs.
-    pub fn lead_to(&mut self, next: Vec<Arc<NfHandle>>) {
+    pub(crate) fn lead_to(&mut self, next: Vec<Arc<NfHandle>>) {
         self.next = next;
     }
 
@@ -54,12 +54,12 @@ impl NfRings {
     }
 
     /// Begins its slice, at a time in nanoseconds.
-    pub fn turn_began(&mut self, now_ns: u64) {
+    pub(crate) fn turn_began(&mut self, now_ns: u64) {
         self.foreign.iter_mut().for_each(|program| program.turn_began(now_ns));
     }
 
     /// Ends its slice.
-    pub fn turn_ended(&mut self, now_ns: u64) {
+    pub(crate) fn turn_ended(&mut self, now_ns: u64) {
         self.foreign.iter_mut().for_each(|program| program.turn_ended(now_ns));
     }
 

@@ -30,7 +30,7 @@ impl Woken {
 counted! {
 /// Counters of a foreign program, over all its restarts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct NfForeign: ForeignCounts {
+pub struct NfForeign: FeedCounts {
     /// Packets that entered it.
     pub entered: u64 => "sluice_foreign_entered_total" by threads,
     /// Packets that left it and went on.

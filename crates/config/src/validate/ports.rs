@@ -34,7 +34,7 @@ impl Validation<'_> {
                 PortKind::Gen(g) => self.generator(i, g),
                 PortKind::Sink(_) if port.queues > 1 && !has_shards => self.error(
                     at("queues"),
-                    "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
+                    "a sink has one queue: it finds loss by the sequence numbers of each flow, and must see all of a flow's packets",
                     "write queues = 1, or leave it out",
                 ),
                 PortKind::AfPacket(p) => self.interface(i, &p.interface, p.netns.as_deref()),

@@ -1,7 +1,7 @@
 //! Captures of a running chain: what a hop's interface shows is what passes the hop.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use sluice_api::model::{CaptureRequest, MAX_CAPTURES};
 
 use crate::pcap::{MICROS, Order, pcap};
 use crate::skip::skip;
-use crate::support::{Daemon, PATIENCE, chain, find_chain, port, service, sluice};
+use crate::support::{Daemon, PATIENCE, chain, find_chain, port, service};
 
 /// A packet of a capture.
 struct Packet {
@@ -75,9 +75,7 @@ fn read(bytes: &[u8]) -> Captured {
 }
 
 fn run(daemon: &Daemon, args: &[&str]) -> Output {
-    let mut command = Command::new(sluice());
-    command.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(["capture", "-w", "-"]).args(args);
-    command.output().unwrap()
+    daemon.sluice(&["capture", "-w", "-"]).args(args).output().unwrap()
 }
 
 /// The capture of a command that must succeed.

@@ -325,14 +325,7 @@ fn a_container_speaks_for_its_own_nf_only() {
     let mut config = fs::read_to_string(daemon.folder().join("sluice.toml")).unwrap();
     config += &liar;
     fs::write(daemon.folder().join("sluice.toml"), config).unwrap();
-    let applied = Command::new(crate::support::sluice())
-        .arg("--socket")
-        .arg(daemon.run_dir().join("control.sock"))
-        .arg("apply")
-        .arg(daemon.folder().join("sluice.toml"))
-        .output()
-        .unwrap();
-    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    daemon.says(&["apply", daemon.folder().join("sluice.toml").to_str().unwrap()]);
     daemon.wait("the liar is refused", |s| find_nf(s, "liar.0").state != NfState::Starting);
     daemon.wait_for_log("a process in the container of another NF may not attach as guest.0");
     assert!(daemon.log().lines().any(|line| line.starts_with("liar.0: ") && line.contains("guest.0")), "{}", daemon.log());

@@ -5,7 +5,7 @@
 //! `policed` (promises), `unanswered` (openflow), `not_back` (foreign), `no_link`, `mtu` and
 //! `oversize` (interfaces), and, in a build with DPDK, `port_tx` (dpdk).
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -13,15 +13,7 @@ use serde_json::Value;
 use sluice_api::model::{Fate, NfState, WhyReply, WhyRequest};
 
 use crate::pcap::{MICROS, Order, pcap};
-use crate::support::{
-    Daemon, PATIENCE, chain, find_chain, find_nf, hostile_nf, open_folder, port, service, signal, sluice, test_nf,
-};
-
-fn command(daemon: &Daemon, args: &[&str]) -> Command {
-    let mut command = Command::new(sluice());
-    command.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
+use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, hostile_nf, open_folder, port, service, signal, test_nf};
 
 fn succeeded(output: Output) -> Vec<u8> {
     assert!(output.status.success(), "{output:?}");
@@ -34,7 +26,8 @@ fn succeeded(output: Output) -> Vec<u8> {
 pub fn ask_while(daemon: &Daemon, reason: &str, mut provoke: impl FnMut()) -> Value {
     let until = Instant::now() + PATIENCE;
     loop {
-        let mut child = command(daemon, &["drops", "--reason", reason, "--seconds", "0.5", "--json"]).spawn().unwrap();
+        let mut command = daemon.sluice(&["drops", "--reason", reason, "--seconds", "0.5", "--json"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         while child.try_wait().unwrap().is_none() {
             provoke();
             std::thread::sleep(Duration::from_millis(5));
@@ -74,7 +67,7 @@ fn headers<'a>(row: &'a Value, begin: &str) -> &'a Value {
 fn said_until(daemon: &Daemon, args: &[&str], is: impl Fn(&str) -> bool) -> String {
     let until = Instant::now() + PATIENCE;
     loop {
-        let text = String::from_utf8(succeeded(command(daemon, args).output().unwrap())).unwrap();
+        let text = daemon.says(args);
         if is(&text) {
             return text;
         }
@@ -85,7 +78,7 @@ fn said_until(daemon: &Daemon, args: &[&str], is: impl Fn(&str) -> bool) -> Stri
 /// What a packet in words would meet.
 #[track_caller]
 pub fn why(daemon: &Daemon, packet: &str) -> WhyReply {
-    serde_json::from_slice(&succeeded(command(daemon, &["why", packet, "--json"]).output().unwrap())).unwrap()
+    serde_json::from_str(&daemon.says(&["why", packet, "--json"])).unwrap()
 }
 
 /// Asks until the answer has this reason, and the packet is dropped.
@@ -324,7 +317,10 @@ fn what_finds_no_place_is_shown_and_explained() {
 #[test]
 fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
     let folder = open_folder();
-    let body = port("in", "gen", "rate = 2000\noverload = \"wait\"")
+    // A capture that is written: no packet comes in there.
+    let tape = format!("write = {:?}", folder.path().join("tape.pcap"));
+    let body = port("tape", "pcap", &tape)
+        + &port("in", "gen", "rate = 2000\noverload = \"wait\"")
         + &port("quiet", "gen", "count = 1")
         + &port("out", "sink", "")
         + &service("s", "sluice-nf-bridge", "instances = 3")
@@ -362,7 +358,7 @@ fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
         (WhyRequest { packet: "00112".into(), ..WhyRequest::default() }, "no hexadecimal number"),
         (WhyRequest { packet: String::new(), ..WhyRequest::default() }, "two digits for each byte"),
         (WhyRequest { packet: "00".into(), port: Some("inn".into()), bytes: None }, "there is no port `inn`"),
-        (WhyRequest { packet: "00".into(), ..WhyRequest::default() }, "say at which port it comes in: in, quiet"),
+        (WhyRequest { packet: "00".into(), ..WhyRequest::default() }, "comes in: in, quiet"),
     ] {
         let said = daemon.client().why(&request).unwrap_err().to_string();
         assert!(said.contains(word), "{said}");
@@ -377,7 +373,7 @@ fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
 
 /// A packet that comes in at port `in`, as hexadecimal digits.
 fn captured(daemon: &Daemon) -> String {
-    let output = command(daemon, &["capture", "--hop", "port:in", "--count", "1", "-w", "-"]).output().unwrap();
+    let output = daemon.sluice(&["capture", "--hop", "port:in", "--count", "1", "-w", "-"]).output().unwrap();
     let bytes = succeeded(output);
     let mut reader = pcap_file::pcapng::PcapNgReader::new(&bytes[..]).unwrap();
     while let Some(block) = reader.next_block() {

@@ -11,7 +11,7 @@ use sluice_api::model::{FlowEndReason, FlowOrder, FlowReport, FlowsReply, FlowsR
 
 use crate::pcap::{MICROS, Order, pcap};
 use crate::skip::skip;
-use crate::support::{Daemon, PATIENCE, chain, find_port, open_folder, port, service, sluice};
+use crate::support::{Daemon, PATIENCE, chain, find_port, open_folder, port, service};
 
 /// Source port, packets and bytes of each flow that is sent.
 type Sent = BTreeMap<u16, (u64, u64)>;
@@ -103,14 +103,8 @@ fn flows_are_listed_and_logged_with_what_was_sent() {
         assert_eq!(flow.end, is_tcp.then_some(FlowEndReason::Finished));
     }
     assert!(reply.flows.iter().any(|flow| flow.latency_ns.is_some()), "{reply:#?}");
-    let mut command = Command::new(sluice());
-    command
-        .arg("--socket")
-        .arg(daemon.run_dir().join("control.sock"))
-        .args(["flows", "--chain", "c", "--top", "packets", "-n", "3"]);
-    let output = command.output().unwrap();
-    let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && table.lines().count() == 4 && table.contains("10.0.0.1:1019"), "{output:?}");
+    let table = daemon.says(&["flows", "--chain", "c", "--top", "packets", "-n", "3"]);
+    assert!(table.lines().count() == 4 && table.contains("10.0.0.1:1019"), "{table}");
     let refused = daemon.client().flows(&FlowsRequest { chain: Some("d".into()), ..FlowsRequest::default() }).unwrap_err();
     assert!(refused.to_string().contains("there is no chain `d`"), "{refused}");
     daemon.stop();

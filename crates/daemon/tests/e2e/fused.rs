@@ -1,16 +1,11 @@
 //! Fused chains: several handlers in one process.
 
-use std::process::Command;
-
 use rustix::process::Signal;
 use sluice_api::config::{Chain, Rule};
 use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::skip::skip;
-use crate::support::{
-    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal,
-    sluice,
-};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal};
 
 const FUSED: &str = "run = \"fused\"";
 
@@ -35,17 +30,6 @@ pub fn parts(stats: &Stats) -> Vec<(&str, u64, u64)> {
     nf.parts.iter().map(|part| (part.service.as_str(), part.packets, part.drops)).collect()
 }
 
-/// Stops the load, and checks that each packet that entered has left, once and in order.
-pub fn settle(daemon: &mut Daemon) -> Stats {
-    daemon.client().remove_rule("web").unwrap();
-    let stats = daemon.wait("its packets have left", |s| {
-        let (entered, sink) = (find_chain(s, "web").entry_packets, find_port(s, "all"));
-        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
-    });
-    assert_nothing_amiss(&stats, "all", find_chain(&stats, "web").entry_packets);
-    stats
-}
-
 #[test]
 fn three_handlers_in_one_process_are_one_nf_with_three_parts() {
     let mut daemon = Daemon::start("", &three(100));
@@ -58,7 +42,7 @@ fn three_handlers_in_one_process_are_one_nf_with_three_parts() {
     let metrics = daemon.client().metrics().unwrap();
     let line = "sluice_part_packets_total{nf=\"web.fused.0\",service=\"web.fused\",part=\"mark\"} ";
     assert!(metrics.lines().any(|l| l.starts_with(line)), "{metrics}");
-    let stats = settle(&mut daemon);
+    let stats = daemon.settle("web", "all");
     let all = parts(&stats);
     assert!(all.iter().all(|(_, packets, drops)| (*packets, *drops) == (all[0].1, 0)), "{all:?}");
     daemon.client().remove_chain("web").unwrap();
@@ -82,7 +66,7 @@ fn another_version_of_a_part_replaces_the_group_under_load_without_a_loss() {
         let stats = daemon.wait("the old group has left", |s| s.nfs.len() == 1 && s.nfs[0].pid != before);
         assert!(stats.nfs[0].parts.len() == 3);
     }
-    settle(&mut daemon);
+    daemon.settle("web", "all");
     daemon.client().remove_port("steady").unwrap();
     daemon.wait_until_empty();
     daemon.stop();
@@ -147,10 +131,7 @@ fn a_chain_that_would_gain_is_said_and_can_be_added_fused() {
     let advice = &stats.status.fusable[0];
     assert_eq!(advice.services, ["cost", "mark", "bridge"]);
     assert!(advice.packet_ns > 0.0 && (5.0..=100.0).contains(&advice.saves_percent), "{advice:?}");
-    let mut add = Command::new(sluice());
-    add.arg("--socket").arg(daemon.run_dir().join("control.sock"));
-    let said = add.args("chain add late cost mark bridge --egress all --run fused".split(' ')).output().unwrap();
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    daemon.says(&["chain", "add", "late", "cost", "mark", "bridge", "--egress", "all", "--run", "fused"]);
     let rule = Rule { name: Some("late".into()), chain: "late".into(), port: Some("steady".into()), ..Rule::default() };
     daemon.client().add_rule(rule, Some(0)).unwrap();
     let stats = daemon.wait("packets take it", |s| find_chain(s, "late").exit_packets > 10_000);

@@ -3,7 +3,7 @@
 use sluice_api::health::DeathCause;
 use sluice_api::model::{Apply, NfState};
 
-use crate::fused::{parts, settle, three_with};
+use crate::fused::{parts, three_with};
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, open_folder, port, refusal, service};
 
 const INLINE: &str = "run = \"inline\"";
@@ -21,7 +21,7 @@ fn three_handlers_in_the_packet_thread_are_one_nf_without_a_process() {
     let group = find_nf(&stats, "web.inline.0");
     assert_eq!((group.pid, group.mode.as_str(), group.state), (None, "inline", NfState::Running));
     assert!(group.parts.iter().all(|part| part.packet_ns.is_some_and(|ns| ns > 0.0)), "{:?}", group.parts);
-    let stats = settle(&mut daemon);
+    let stats = daemon.settle("web", "all");
     let entered = find_chain(&stats, "web").entry_packets;
     assert_eq!(parts(&stats), [("cost", entered, 0), ("mark", entered, 0), ("bridge", entered, 0)]);
     let group = find_nf(&stats, "web.inline.0");
@@ -46,7 +46,7 @@ fn another_version_of_a_part_replaces_an_inline_group_under_load_without_a_loss(
         assert_eq!(names, ["cost", "web.inline"], "{changes:?}");
         daemon.wait("the old group has left", |s| s.nfs.len() == 1 && s.nfs[0].name != before);
     }
-    settle(&mut daemon);
+    daemon.settle("web", "all");
     daemon.client().remove_port("steady").unwrap();
     daemon.wait_until_empty();
     daemon.stop();
@@ -124,7 +124,7 @@ fn each_thread_that_receives_has_an_instance_of_its_own() {
     let stats =
         daemon.wait("packets pass both", |s| ["web.inline.0", "web.inline.1"].iter().all(|nf| find_nf(s, nf).tx_packets > 5_000));
     assert_eq!(["web.inline.0", "web.inline.1"].map(|nf| find_nf(&stats, nf).core), [0, 1]);
-    settle(&mut daemon);
+    daemon.settle("web", "all");
     daemon.client().remove_port("steady").unwrap();
     daemon.wait_until_empty();
     daemon.stop();

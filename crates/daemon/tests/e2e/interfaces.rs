@@ -255,12 +255,7 @@ fn check_wait(kind: &str) {
     site.make_interface("c");
     site.reach(&daemon, 8080);
     wait_until(&daemon, "an event says that it is up", |daemon| states_of(daemon, "c").last() == Some(&PortState::Up));
-    let list = Command::new(crate::support::sluice())
-        .args(["port", "list", "--socket"])
-        .arg(daemon.run_dir().join("control.sock"))
-        .output()
-        .unwrap();
-    let list = String::from_utf8_lossy(&list.stdout);
+    let list = daemon.says(&["port", "list"]);
     assert!(list.lines().next().unwrap().contains("STATE") && list.contains(" up "), "{list}");
     daemon.wait_until_empty();
     daemon.stop();

@@ -1,6 +1,5 @@
 //! What is reported of flowing packets: counters that never go back, and traces.
 
-use std::process::Command;
 use std::sync::Barrier;
 
 use sluice_api::client::ClientError;
@@ -89,14 +88,8 @@ fn a_generator_that_cannot_keep_its_rate_says_so_where_people_look_and_only_whil
         (health.verdict, health.problems.len(), health.warnings[0].subject.as_str()),
         (HealthVerdict::Healthy, 0, "port in")
     );
-    let said = |args: &[&str]| {
-        let mut sluice = Command::new(crate::support::sluice());
-        let out = sluice.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(args).output().expect("sluice runs");
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stdout).unwrap()
-    };
     for (args, word) in [(&["port", "list"][..], "behind by"), (&["status"], "warning: port in makes"), (&["top"], "behind")] {
-        let text = said(args);
+        let text = daemon.says(args);
         assert!(text.contains(word), "{args:?}: {text}");
     }
     let metrics = daemon.client().metrics().unwrap();

@@ -1,7 +1,7 @@
 //! `sluice pack` moves NFs of a running daemon together while packets flow.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use sluice_api::model::{Apply, NfState, Stats};
 
@@ -9,13 +9,7 @@ use crate::skip::skip;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 
 fn pack(daemon: &Daemon, args: &[&str]) -> Output {
-    command(daemon, args).output().expect("sluice runs")
-}
-
-fn command(daemon: &Daemon, args: &[&str]) -> Command {
-    let mut command = Command::new(crate::support::sluice());
-    command.arg("--socket").arg(daemon.run_dir().join("control.sock")).arg("pack").args(args);
-    command
+    daemon.sluice(&["pack"]).args(args).output().expect("sluice runs")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -109,7 +103,7 @@ fn looking_again_and_again_goes_on_when_there_is_no_plan_for_a_while() {
     let Some([one, other]) = two_cores() else { return };
     let mut daemon = Daemon::start("drain_ms = 60000", &port("out", "sink", ""));
     let cores = format!("{one},{other}");
-    let mut packer = command(&daemon, &["--cores", &cores, "--apply", "--every", "0.05"]);
+    let mut packer = daemon.sluice(&["pack", "--cores", &cores, "--apply", "--every", "0.05"]);
     let mut packer = packer.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sluice runs");
     let mut said = String::new();
     // Its output has no reader after that, and it still goes on.

@@ -1,6 +1,6 @@
 //! Timelines of a running daemon, read again by a reader of their own.
 
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,10 @@ use rustix::process::Signal;
 use sluice_api::model::{Event, EventKind, MAX_TIMELINES, RecordRequest};
 
 use crate::reader::{ReadTrace, ReadWhat};
-use crate::support::{
-    Daemon, PATIENCE, chain, find_chain, find_nf, find_port, head, open_folder, port, refusal, service, signal, sluice,
-};
+use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, find_port, head, open_folder, port, refusal, service, signal};
 
 fn run(daemon: &Daemon, args: &[&str]) -> Output {
-    let mut command = Command::new(sluice());
-    command.arg("--socket").arg(daemon.run_dir().join("control.sock")).arg("record").args(args);
-    command.output().unwrap()
+    daemon.sluice(&["record"]).args(args).output().unwrap()
 }
 
 /// The timeline that a command writes to its output.

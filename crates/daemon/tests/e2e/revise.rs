@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Command, Output};
 
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -11,9 +10,7 @@ use serde_json::json;
 use sluice_api::change::{SetKeys, Undo};
 use sluice_api::model::{Applied, Apply, EventKind, NfState, Stats};
 
-use crate::support::{
-    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, open_folder, port, service, signal, sluice,
-};
+use crate::support::{Daemon, chain, find_nf, find_port, head, open_folder, port, service, signal};
 
 /// A chain from a generator with this rate through one NF.
 fn steady(rate: u32) -> String {
@@ -40,25 +37,8 @@ fn state(stats: &Stats) -> (Option<u32>, u64) {
 
 /// Checks that each packet that entered has left, once and in order.
 fn settle(mut daemon: Daemon) {
-    daemon.client().remove_rule("c").unwrap();
-    let stats = daemon.wait("its packets have left", |s| {
-        let sink = find_port(s, "out");
-        let entered = find_chain(s, "c").entry_packets;
-        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
-    });
-    assert_nothing_amiss(&stats, "out", find_chain(&stats, "c").entry_packets);
+    daemon.settle("c", "out");
     daemon.stop();
-}
-
-fn run(daemon: &Daemon, args: &[&str]) -> Output {
-    Command::new(sluice()).args(args).env("SLUICE_CONTROL", daemon.run_dir().join("control.sock")).output().unwrap()
-}
-
-#[track_caller]
-fn ok(daemon: &Daemon, args: &[&str]) -> String {
-    let output = run(daemon, args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
@@ -194,18 +174,18 @@ fn set_is_saved_in_the_file_which_keeps_its_comments() {
     let text = format!("# Ours.\n{}", head(folder.path(), "") + &steady(5_000).replace("rate = 5000", "rate = 5000 # slow"));
     std::fs::write(&file, &text).unwrap();
     let daemon = Daemon::again(folder);
-    let set = ok(&daemon, &["set", "port", "in", "rate=6000", "--save"]);
+    let set = daemon.says(&["set", "port", "in", "rate=6000", "--save"]);
     assert_eq!(set, format!("~ port in\n-     rate = 5000.0\n+     rate = 6000.0\n1 change done\nsaved in {}\n", file.display()));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text.replace("rate = 5000 # slow", "rate = 6000 # slow"));
-    assert!(ok(&daemon, &["apply", file.to_str().unwrap()]).starts_with("nothing to change"));
+    assert!(daemon.says(&["apply", file.to_str().unwrap()]).starts_with("nothing to change"));
     // What the file does not have is refused before the daemon changes.
     daemon.client().add_service(&toml::from_str("name = \"live\"\nexec = \"sluice-nf-bridge\"").unwrap()).unwrap();
-    let refused = run(&daemon, &["set", "service", "live", "priority=2", "--save"]);
+    let refused = daemon.sluice(&["set", "service", "live", "priority=2", "--save"]).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && said.contains("nothing was changed"), "{said}");
-    assert!(ok(&daemon, &["set", "service", "live", "priority=2"]).contains("+     priority = 2.0"));
-    assert!(ok(&daemon, &["undo", "--list"]).contains("set service live priority"));
-    assert!(ok(&daemon, &["undo"]).contains("-     priority = 2.0\n+     priority = 1.0\n1 change done"));
+    assert!(daemon.says(&["set", "service", "live", "priority=2"]).contains("+     priority = 2.0"));
+    assert!(daemon.says(&["undo", "--list"]).contains("set service live priority"));
+    assert!(daemon.says(&["undo"]).contains("-     priority = 2.0\n+     priority = 1.0\n1 change done"));
     daemon.stop();
 }
 
@@ -217,9 +197,8 @@ fn on_terminal(daemon: &Daemon, args: &[&str], answer: &str) -> String {
     let name = ptsname(&ours, Vec::new()).unwrap();
     let path = name.to_str().unwrap();
     let theirs = || File::options().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap();
-    let mut command = Command::new(sluice());
-    command.args(args).env("SLUICE_CONTROL", daemon.run_dir().join("control.sock")).env("NO_COLOR", "1");
-    let mut child = command.stdin(theirs()).stdout(theirs()).stderr(theirs()).spawn().unwrap();
+    let mut command = daemon.sluice(args);
+    let mut child = command.env("NO_COLOR", "1").stdin(theirs()).stdout(theirs()).stderr(theirs()).spawn().unwrap();
     // The terminal is ours alone now: reading it ends with the command.
     drop(command);
     let mut ours = File::from(ours);

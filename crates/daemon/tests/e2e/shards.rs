@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use sluice_api::model::{Apply, NfState, Stats};
 
-use crate::fused::{settle, three_with};
+use crate::fused::three_with;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service, signal};
 
 const SHARDS: &str = "shards = [0, 1]";
@@ -27,7 +27,7 @@ fn rx(stats: &Stats, nfs: [&str; 2]) -> u64 {
 fn the_flows_of_a_shard_pass_its_instances_alone() {
     let mut daemon = Daemon::start(SHARDS, &two("100", ""));
     daemon.wait("packets pass all", |s| s.nfs.len() == 4 && s.nfs.iter().all(|nf| nf.tx_packets > 10_000));
-    let stats = settle(&mut daemon);
+    let stats = daemon.settle("web", "all");
     for (shard, core) in [(0, 0), (1, 1)] {
         let names = ["first", "second"].map(|of| format!("{of}.{shard}"));
         let [first, second] = names.each_ref().map(|name| find_nf(&stats, name));
@@ -86,7 +86,7 @@ fn another_version_replaces_the_instances_of_each_shard_without_a_loss() {
         assert_eq!(changes.iter().map(|change| change.name.as_str()).collect::<Vec<_>>(), ["first", "second"], "{changes:?}");
         daemon.wait("the old ones have left", |s| s.nfs.len() == 4);
     }
-    let stats = settle(&mut daemon);
+    let stats = daemon.settle("web", "all");
     for service in ["first", "second"] {
         let mut cores: Vec<u32> = stats.nfs.iter().filter(|nf| nf.service == service).map(|nf| nf.core).collect();
         cores.sort_unstable();
@@ -105,7 +105,7 @@ fn cores_that_change_their_shard_have_an_instance_of_it() {
     daemon.wait("packets pass all of the new ones", |s| {
         s.nfs.len() == 4 && s.nfs.iter().all(|nf| nf.tx_packets > find_nf(&before, &nf.name).tx_packets + 5_000)
     });
-    settle(&mut daemon);
+    daemon.settle("web", "all");
     daemon.stop();
 }
 
@@ -148,7 +148,7 @@ fn an_instance_may_serve_all_shards_and_none_moves_to_another() {
     daemon.wait("packets of both pass", |s| ["second.0", "second.1"].iter().all(|nf| find_nf(s, nf).tx_packets > 10_000));
     let why = daemon.client().move_nf("second.0", 1).unwrap_err().to_string();
     assert!(why.contains("that is of another shard"), "{why}");
-    let stats = settle(&mut daemon);
+    let stats = daemon.settle("web", "all");
     assert_eq!(find_nf(&stats, "first.0").rx_packets, rx(&stats, ["second.0", "second.1"]));
     daemon.stop();
 }

@@ -250,6 +250,21 @@ impl Daemon {
         }
     }
 
+    /// `sluice` with these arguments, which asks this daemon.
+    pub fn sluice(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(sluice());
+        command.arg("--socket").arg(self.run_dir().join("control.sock")).args(args);
+        command
+    }
+
+    /// What `sluice` writes; it must succeed.
+    #[track_caller]
+    pub fn says(&self, args: &[&str]) -> String {
+        let output = self.sluice(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     pub fn client(&self) -> Client {
         Client::new(&self.run_dir().join("control.sock")).unwrap()
     }
@@ -299,6 +314,19 @@ impl Daemon {
             let is_whole = |memory: &Memory| memory.in_use == 0 && (have_devices || memory.free == memory.frames);
             s.status.memories.iter().all(is_whole) && s.nfs.iter().all(|nf| nf.frames_held == 0)
         });
+    }
+
+    /// Removes a chain's rule, which has the chain's name; checks that each packet that entered has
+    /// left, once and in order.
+    #[track_caller]
+    pub fn settle(&mut self, chain: &str, sink: &str) -> Stats {
+        self.client().remove_rule(chain).unwrap();
+        let stats = self.wait("its packets have left", |s| {
+            let (entered, sink) = (find_chain(s, chain).entry_packets, find_port(s, sink));
+            entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
+        });
+        assert_nothing_amiss(&stats, sink, find_chain(&stats, chain).entry_packets);
+        stats
     }
 
     /// Removes a chain's rule, which has the chain's name, and its ingress port.

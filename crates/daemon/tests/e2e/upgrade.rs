@@ -8,9 +8,8 @@ use rustix::process::Signal;
 use sluice_api::change::Action;
 use sluice_api::model::{Apply, Nf, NfState, Stats, Upgrade};
 
-use crate::support::{
-    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf,
-};
+use crate::changes::settle;
+use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf};
 
 /// Another version of a program: a copy of it.
 fn version(of: &str, folder: &Path, name: &str) -> String {
@@ -40,20 +39,6 @@ fn busy(s: &str) -> String {
         + &service("s", s, "instances = 2\nring = 512")
         + &service("t", "sluice-nf-bridge", "")
         + &chain("steady", "steady", &["s", "t"], "all", "")
-}
-
-/// Checks that each packet that entered has left, once and in order.
-fn settle(mut daemon: Daemon) {
-    daemon.client().remove_rule("steady").unwrap();
-    let stats = daemon.wait("its packets have left", |s| {
-        let sink = find_port(s, "all");
-        let entered = find_chain(s, "steady").entry_packets;
-        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
-    });
-    assert_nothing_amiss(&stats, "all", find_chain(&stats, "steady").entry_packets);
-    daemon.client().remove_port("steady").unwrap();
-    daemon.wait_until_empty();
-    daemon.stop();
 }
 
 fn goes_on(daemon: &mut Daemon) {

@@ -295,7 +295,7 @@ impl FlowTable {
 
     /// What hashes the keys of a burst.
     #[inline(always)]
-    pub fn hasher(&self) -> Hasher<'_> {
+    pub(crate) fn hasher(&self) -> Hasher<'_> {
         Hasher { tags: self.tags.get(), groups: self.groups, keys: self.keys }
     }
 

@@ -230,7 +230,7 @@ impl FlowKey {
 
     /// The key of all packets that differ from this one's in their DSCP alone.
     #[inline]
-    pub fn without_dscp(mut self) -> Self {
+    pub(crate) fn without_dscp(mut self) -> Self {
         self.words[5] &= !0xff00;
         self
     }

@@ -80,7 +80,7 @@ impl Classifier {
     /// Sets the descriptors' flags of packets from port number `ingress` that nothing else is asked
     /// of.
     #[inline(always)]
-    pub fn flags_of(&self, arena: &Arena, packets: &[Packet], ingress: u16, flags: &mut [u8]) {
+    pub(crate) fn flags_of(&self, arena: &Arena, packets: &[Packet], ingress: u16, flags: &mut [u8]) {
         for (packet, flags) in packets.iter().zip(flags) {
             let head = arena.head(packet.frame, packet.offset);
             let is_plain = head.is_some_and(|head| FlowKey::parse_plain(head, packet.len, ingress).is_some());
@@ -171,7 +171,7 @@ fn long_tcp_flags(arena: &Arena, packet: Packet) -> u8 {
 
 /// Copies the first bytes of a packet, at most [`LONG`]; returns how many.
 #[inline]
-pub fn copy_long(arena: &Arena, packet: Packet, bytes: &mut [u8; LONG]) -> usize {
+pub(crate) fn copy_long(arena: &Arena, packet: Packet, bytes: &mut [u8; LONG]) -> usize {
     let n = (packet.len as usize).min(LONG);
     if arena.read(packet.frame, packet.offset, &mut bytes[..n]) { n } else { 0 }
 }

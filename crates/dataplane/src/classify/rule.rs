@@ -112,7 +112,7 @@ impl Rule {
     }
 
     /// The contradiction between keys, if there is one.
-    pub fn contradiction(&self) -> Option<&'static str> {
+    pub(crate) fn contradiction(&self) -> Option<&'static str> {
         let about_ip = self.src.is_some() || self.dst.is_some() || self.dscp.is_some() || self.has_ports();
         if self.protocol == Protocol::NonIp && about_ip {
             return Some("non-ip packets have no address, port or DSCP");
@@ -348,7 +348,7 @@ impl Default for RuleSet {
 
 impl RuleSet {
     /// Timers of the rules, in nanoseconds.
-    pub fn timers_ns(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn timers_ns(&self) -> impl Iterator<Item = u64> + '_ {
         self.rules.iter().filter_map(|rule| Some(rule.terms.wakeup?.timer_ns))
     }
 

@@ -2,9 +2,9 @@
 //!
 //! Read whole, so that it can be restored whole.
 
-use std::io;
-
 use rustix::io::Errno;
+
+use crate::process::last_errno;
 
 /// Flag: new threads and children start with the default class. Clearing it needs a capability.
 const RESET_ON_FORK: u64 = 1;
@@ -100,10 +100,6 @@ pub(crate) fn set_priority(tid: i32, priority: u8) -> Result<(), Errno> {
         return Err(last_errno());
     }
     Ok(())
-}
-
-pub(super) fn last_errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
 #[cfg(test)]

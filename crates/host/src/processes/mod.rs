@@ -9,7 +9,7 @@
 //! A process under control is *parked* (does not run, though it may want to) or *running* (runs as
 //! far as the kernel and the process itself allow). A *target* is a unit of control: the processes
 //! of one NF. Its *slot* is its number with one controller. A *mechanism* is a way to control; each
-//! has a file here.
+//! has a file here, and both of cgroups have one together.
 //!
 //! # Approach
 //! | mechanism | parked by | needs |
@@ -18,7 +18,7 @@
 //! | [`realtime`] | a low real-time priority below a high one | CAP_SYS_NICE or `ulimit -r` |
 //! | [`freeze`] | `cgroup.freeze` of a cgroup of version 2 | a folder where cgroups may be made |
 //! | [`signal`] | SIGSTOP through a pidfd | the right to signal it |
-//! | [`freezer`] | `freezer.state` of a cgroup of version 1 | a folder where cgroups may be made |
+//! | [`freezer`](freeze) | `freezer.state`, in version 1 | a folder where cgroups may be made |
 //! | [`gate`] | a signal handler that waits on a shared word | our library, right to signal |
 //!
 //! - [`auto`] tries what this host allows, measures it, and chooses.
@@ -42,7 +42,6 @@ pub mod auto;
 mod controller;
 pub mod doorbell;
 pub mod freeze;
-pub mod freezer;
 pub mod gate;
 pub mod guard;
 pub mod helper;
@@ -53,7 +52,6 @@ pub mod signal;
 mod slots;
 pub mod spinner;
 mod target;
-mod tree;
 mod undo;
 
 #[cfg(test)]
@@ -75,9 +73,9 @@ pub fn make(mechanism: Mechanism, settings: &Settings, guard: &Arc<Guard>) -> Re
     Ok(match mechanism {
         Mechanism::Doorbell => Box::new(doorbell::Doorbell::new(settings, guard)?),
         Mechanism::Realtime => Box::new(realtime::Realtime::new(settings, guard)?),
-        Mechanism::Freeze => Box::new(freeze::Freeze::new(settings, guard)?),
+        Mechanism::Freeze => Box::new(freeze::Freezer::new(freeze::V2, settings, guard)?),
         Mechanism::Signal => Box::new(signal::Signal::new(settings, guard)?),
-        Mechanism::Freezer => Box::new(freezer::Freezer::new(settings, guard)?),
+        Mechanism::Freezer => Box::new(freeze::Freezer::new(freeze::V1, settings, guard)?),
         Mechanism::Gate => Box::new(gate::GateController::new(settings, guard)?),
     })
 }

@@ -14,9 +14,8 @@ use rustix::thread::{CapabilitySet, capabilities};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::page::{Counter, Region};
 
-use super::attr::last_errno;
 use super::{Failed, Refused};
-use crate::process::{Identity, Proc};
+use crate::process::{Identity, Proc, last_errno};
 
 /// Flag of kernel threads in `/proc/PID/stat`.
 const PF_KTHREAD: u64 = 0x0020_0000;

@@ -14,14 +14,17 @@
 use serde_json::json;
 use sluice_api::config::Run;
 
-use super::experiment::{BenchArgs, Experiment};
+use super::experiment::Experiment;
 use super::lab::{Case, Lab, Row, Trials};
 use super::sched::{chain_of, params, traffic_to};
 use super::setup::{Chain, Service, Setup};
 use super::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "density", about: "1 to 10 chains of 1 to 10 bridges on one core: isolated, fused and inline", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "density",
+    about: "1 to 10 chains of 1 to 10 bridges on one core: isolated, fused and inline",
+    run: |args| Lab::measure(args, &[NF], plan),
+};
 
 const NF: &str = "sluice-nf-bridge";
 const NUMBERS: [usize; 6] = [1, 2, 4, 6, 8, 10];
@@ -42,11 +45,6 @@ const GROUP: Group = Group {
     plotted: 1,
     form: Form::Lines("nfs"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[NF])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, per_core, vec![(GROUP, |_| true)]);

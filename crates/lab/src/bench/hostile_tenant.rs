@@ -141,9 +141,7 @@ fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, of_honest, vec![(GROUP, |_| true)]);
     for variant in &VARIANTS {
         let params = Params::from([("packet_bytes".to_string(), PACKET_BYTES.into())]);
-        let row = params.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(variant.name, &row, one(lab, variant)?)]);
-        plan.cases.push(Case { name: variant.name.into(), params, run: Box::new(run) });
+        plan.cases.push(Case::one(variant.name, params, move |lab| one(lab, variant)));
     }
     plan
 }

@@ -86,12 +86,17 @@ pub struct Case {
 }
 
 impl Case {
+    /// A case of one row.
+    pub fn one(name: impl Into<String>, params: Params, run: impl Fn(&Lab) -> Result<Sample, Miss> + 'static) -> Self {
+        let name = name.into();
+        let (row_name, row_params) = (name.clone(), params.clone());
+        Self { name, params, run: Box::new(move |lab| Ok(vec![Row::new(&row_name, &row_params, run(lab)?)])) }
+    }
+
     /// Packets through a setup, measured for the requested time. Metrics are named after its
     /// services and chains.
     pub fn flow(name: &str, params: Params, setup: Setup) -> Self {
-        let (row_name, row_params) = (name.to_string(), params.clone());
-        let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, lab.flow(&setup)?)]);
-        Self { name: name.into(), params, run: Box::new(run) }
+        Self::one(name, params, move |lab| lab.flow(&setup))
     }
 }
 
@@ -286,6 +291,15 @@ impl Lab {
         Ok((report, failed))
     }
 
+    /// Runs the plan of an experiment on this host, with the NFs that it needs.
+    ///
+    /// # Errors
+    /// As [`here`](Self::here) and [`run`](Self::run).
+    pub fn measure(args: &BenchArgs, nfs: &[&str], plan: impl FnOnce(&Self) -> Trials) -> anyhow::Result<()> {
+        let lab = Self::here(args, nfs)?;
+        lab.run(&plan(&lab))
+    }
+
     /// Runs a plan, shows its result, and writes it if requested.
     ///
     /// # Errors
@@ -397,10 +411,8 @@ pub mod tests {
     }
 
     fn case(name: &str, run: impl Fn() -> Result<f64, Miss> + 'static) -> Case {
-        let (row, params) = (name.to_string(), Params::from([("nfs".into(), json!(1))]));
-        let of_row = params.clone();
-        let run = move |_: &Lab| Ok(vec![Row::new(&row, &of_row, Sample::from([("x_pps".into(), run()?)]))]);
-        Case { name: name.into(), params, run: Box::new(run) }
+        let params = Params::from([("nfs".into(), json!(1))]);
+        Case::one(name, params, move |_| Ok(Sample::from([("x_pps".into(), run()?)])))
     }
 
     #[test]

@@ -21,7 +21,7 @@ use sluice_cache::leak::{Setup, run as receive};
 use sluice_cache::model::Geometry;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::{Params, Variant};
 use crate::bench::table::{Column, Form, Group};
@@ -107,9 +107,7 @@ fn plan() -> anyhow::Result<Trials> {
 }
 
 fn case(name: String, params: Params, frames: u32, packet_bytes: u32, waiting_percent: u32) -> Case {
-    let (row, row_params) = (name.clone(), params.clone());
-    let run = move |_: &Lab| Ok(vec![Row::new(&row, &row_params, sample(frames, packet_bytes, waiting_percent))]);
-    Case { name, params, run: Box::new(run) }
+    Case::one(name, params, move |_| Ok(sample(frames, packet_bytes, waiting_percent)))
 }
 
 fn sample(frames: u32, packet_bytes: u32, waiting_percent: u32) -> Sample {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use sluice_api::config::Run;
 
+pub use sluice_policy::sim::Class;
+
 /// Bytes of the frame check sequence: on the wire, but not in the configuration.
 const FCS: u32 = 4;
 /// Size of the smallest packets on the wire, by which benchmarks name them.
@@ -152,15 +154,6 @@ impl Default for Chain {
     fn default() -> Self {
         Self { name: "c".into(), services: Vec::new(), egress: SINK.into(), on_failure: "restart", run: Run::Isolated }
     }
-}
-
-/// A scheduling class of the kernel, for NFs that sleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
-    Other,
-    Batch,
-    /// SCHED_RR with a slice of this many milliseconds.
-    Rr(u32),
 }
 
 /// The table `[sched]`; an option that is none keeps the daemon's default.

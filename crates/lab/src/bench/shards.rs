@@ -24,15 +24,18 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::bench::daemon::Daemon;
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "shards", about: "three bridges in 1, 2, 4 and 8 shards, on as many cores or twice as many", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "shards",
+    about: "three bridges in 1, 2, 4 and 8 shards, on as many cores or twice as many",
+    run: |args| Lab::measure(args, &[NF], plan),
+};
 
 const NF: &str = "sluice-nf-bridge";
 const NFS: usize = 3;
@@ -75,19 +78,12 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[NF])?;
-    lab.run(&plan(&lab))
-}
-
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, compare, vec![(GROUP, |_| true)]);
     for shards in NUMBERS {
         if let Ok(others) = lab.cores.own(shards - 1) {
             let cores: Vec<usize> = [lab.manager_core].into_iter().chain(others.iter().copied()).collect();
-            let row_params = params(shards);
-            let run = move |lab: &Lab| Ok(vec![Row::new(DAEMONS, &row_params, daemons(lab, &cores)?)]);
-            plan.cases.push(Case { name: DAEMONS.into(), params: params(shards), run: Box::new(run) });
+            plan.cases.push(Case::one(DAEMONS, params(shards), move |lab| daemons(lab, &cores)));
         }
         for (name, how) in VARIANTS {
             let params = params(shards);

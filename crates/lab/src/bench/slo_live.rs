@@ -65,8 +65,8 @@ use sluice_slo::profile::{FORM, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::bench::daemon::{Daemon, LAB};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::planner::whole::answer;
 use crate::bench::report::Params;
@@ -75,8 +75,11 @@ use crate::bench::setup::{Class, Setup, Traffic};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "slo-live", about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "slo-live",
+    about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)",
+    run: |args| Lab::measure(args, &[COST], |_| plan()),
+};
 
 /// The tenants; the last is the rogue.
 const TENANTS: [&str; 4] = ["a", "b", "c", "rogue"];
@@ -150,28 +153,20 @@ const MEANS: [Means; 5] = [
 /// The profile of the NF in this setup, made on first use.
 type Profiled = Rc<OnceCell<Profile>>;
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan())
-}
-
 fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let profiled = Profiled::default();
     let cases = std::iter::once((MEANS[0], 1)).chain(MEANS.map(|means| (means, 10)));
     for (means, times) in cases {
         let of: Params = params(&[("rogue_times", times.into())]);
-        let (row, profiled) = (of.clone(), profiled.clone());
-        let run = move |lab: &Lab| {
+        let profiled = profiled.clone();
+        plan.cases.push(Case::one(means.name, of, move |lab| {
             let assignment = admitted(made(lab, &profiled)?)?;
-            Ok(vec![Row::new(means.name, &row, one(lab, means, f64::from(times), &assignment)?)])
-        };
-        plan.cases.push(Case { name: means.name.into(), params: of, run: Box::new(run) });
+            one(lab, means, f64::from(times), &assignment)
+        }));
     }
     let (of, delivered_ns) = (params(&[("rogue_times", 10.into())]), Cell::new(None));
-    let row = of.clone();
-    let run = move |lab: &Lab| Ok(vec![Row::new("near", &row, near(lab, 10.0, made(lab, &profiled)?, &delivered_ns)?)]);
-    plan.cases.push(Case { name: "near".into(), params: of, run: Box::new(run) });
+    plan.cases.push(Case::one("near", of, move |lab| near(lab, 10.0, made(lab, &profiled)?, &delivered_ns)));
     plan
 }
 

@@ -19,14 +19,17 @@ use std::fmt::Write;
 
 use serde_json::json;
 
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "tenants", about: "packets of one port for two tenants, beside those for one", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "tenants",
+    about: "packets of one port for two tenants, beside those for one",
+    run: |args| Lab::measure(args, &[NF], plan),
+};
 
 const NF: &str = "sluice-nf-bridge";
 const SIZES: [u32; 2] = [64, 1500];
@@ -55,11 +58,6 @@ const GROUP: Group = Group {
     plotted: 2,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[NF])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);

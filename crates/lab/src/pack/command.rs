@@ -46,7 +46,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
                 // daemon is gone, the next round reports it.
                 if let Err(error) = carry_out(&plan, args, client, out) {
                     let text = format!("{error:#}");
-                    tell(&text, every);
+                    announce(&text, every);
                     reported = Some(text);
                 }
             }
@@ -55,7 +55,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
             Err(error) if error.passes() => {
                 let text = error.to_string();
                 if reported.as_ref() != Some(&text) {
-                    tell(&text, every);
+                    announce(&text, every);
                     reported = Some(text);
                 }
             }
@@ -77,7 +77,7 @@ fn look(client: &mut Client) -> anyhow::Result<Vec<Stats>> {
 }
 
 /// Reports why this round is skipped; a closed stderr is ignored.
-fn tell(text: &str, every: f64) {
+fn announce(text: &str, every: f64) {
     let _ = writeln!(std::io::stderr(), "sluice: {text}; looking again every {every} s");
 }
 

@@ -19,7 +19,7 @@ use folder::{Folder, Plan};
 
 /// A plan, as JSON output.
 #[derive(Serialize)]
-struct TellPlan<'a> {
+struct PlanOutput<'a> {
     slos: &'a [folder::Admitted],
     servers: &'a [sluice_slo::placement::PlacedServer],
 }
@@ -36,7 +36,7 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn show(plan: &Plan, args: &ShowArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.json {
-        return json(out, &TellPlan { slos: &plan.slos, servers: &plan.placement.servers });
+        return json(out, &PlanOutput { slos: &plan.slos, servers: &plan.placement.servers });
     }
     let Some(path) = &args.svg else { return bars::print(plan, colour(), out) };
     std::fs::write(path, bars::svg(plan)?).with_context(|| format!("cannot write {}", path.display()))

@@ -49,7 +49,7 @@ pub enum SimulateError {
     )]
     Inline { chains: Vec<String> },
     #[error(
-        "no packet would meet an NF; `sluice check` tells whether rules lead to chains with services, and rates must be above 0"
+        "no packet would meet an NF; `sluice check` says whether rules lead to chains with services, and rates must be above 0"
     )]
     Nothing,
     #[error(transparent)]

@@ -25,7 +25,7 @@ use crate::plan::profiles::{Profiles, Programs, UNMEASURED, WrittenSlo};
 
 /// An instance, as JSON output.
 #[derive(Debug, Serialize)]
-struct TellInstance<'a> {
+struct InstanceOutput<'a> {
     server: &'a str,
     #[serde(flatten)]
     instance: &'a Instance,
@@ -35,22 +35,22 @@ struct TellInstance<'a> {
 
 /// An SLO and its instances, as JSON output.
 #[derive(Debug, Serialize)]
-struct TellSlo<'a> {
+struct SloOutput<'a> {
     #[serde(flatten)]
     admitted: &'a Admitted,
-    instances: Vec<TellInstance<'a>>,
+    instances: Vec<InstanceOutput<'a>>,
 }
 
 /// The result of `add`.
 #[derive(Debug, Serialize)]
-struct TellAdded<'a> {
+struct AddedOutput<'a> {
     dry_run: bool,
-    added: Vec<TellSlo<'a>>,
-    refused: Vec<TellRefused>,
+    added: Vec<SloOutput<'a>>,
+    refused: Vec<RefusedOutput>,
 }
 
 #[derive(Debug, Serialize)]
-struct TellRefused {
+struct RefusedOutput {
     name: String,
     reason: String,
     nearest: Option<Promise>,
@@ -83,15 +83,15 @@ fn add(folder: &Folder, args: &AddArgs, out: &mut dyn Write) -> anyhow::Result<(
     if !refused.is_empty() {
         let text = refused.iter().map(|(name, refused)| format!("\"{name}\" is refused: {refused}")).collect::<Vec<_>>().join("\n");
         if args.json {
-            let tell = |(name, refused): (String, Refused)| {
+            let output_of = |(name, refused): (String, Refused)| {
                 let (reason, nearest) = match refused {
                     Refused::Reserved(refusal) => (refusal.reason.to_string(), refusal.nearest),
                     other => (other.to_string(), None),
                 };
-                TellRefused { name, reason, nearest }
+                RefusedOutput { name, reason, nearest }
             };
-            let refused = refused.into_iter().map(tell).collect();
-            json(out, &TellAdded { dry_run: args.dry_run, added: Vec::new(), refused })?;
+            let refused = refused.into_iter().map(output_of).collect();
+            json(out, &AddedOutput { dry_run: args.dry_run, added: Vec::new(), refused })?;
         }
         bail!("{text}\nnothing was changed");
     }
@@ -101,8 +101,8 @@ fn add(folder: &Folder, args: &AddArgs, out: &mut dyn Write) -> anyhow::Result<(
         folder.write(&plan)?;
     }
     if args.json {
-        let added = plan.slos[first..].iter().map(|admitted| tell(&plan, admitted)).collect();
-        return json(out, &TellAdded { dry_run: args.dry_run, added, refused: Vec::new() });
+        let added = plan.slos[first..].iter().map(|admitted| output_of(&plan, admitted)).collect();
+        return json(out, &AddedOutput { dry_run: args.dry_run, added, refused: Vec::new() });
     }
     for admitted in &plan.slos[first..] {
         let word = if args.dry_run { "would be added" } else { "added" };
@@ -116,7 +116,7 @@ fn add(folder: &Folder, args: &AddArgs, out: &mut dyn Write) -> anyhow::Result<(
                 None => "",
             }
         )?;
-        instances(&tell(&plan, admitted)).print(out, colour())?;
+        instances(&output_of(&plan, admitted)).print(out, colour())?;
     }
     Ok(())
 }
@@ -257,25 +257,25 @@ fn place(placement: &mut Placement, chosen: Vec<Chosen<'_>>) -> (Vec<Admitted>, 
     (admitted, refused)
 }
 
-fn tell<'a>(plan: &'a Plan, admitted: &'a Admitted) -> TellSlo<'a> {
+fn output_of<'a>(plan: &'a Plan, admitted: &'a Admitted) -> SloOutput<'a> {
     let mut instances = Vec::new();
     for server in &plan.placement.servers {
         let masks = server.masks();
         let own = server.instances.iter().filter(|instance| instance.slo == admitted.slo.name);
         instances.extend(own.map(|instance| {
             let mask = masks.get(&(instance.slo.clone(), instance.number)).copied().unwrap_or(0);
-            TellInstance { server: &server.name, instance, mask: format!("{mask:x}") }
+            InstanceOutput { server: &server.name, instance, mask: format!("{mask:x}") }
         }));
     }
     instances.sort_by_key(|entry| entry.instance.number);
-    TellSlo { admitted, instances }
+    SloOutput { admitted, instances }
 }
 
-fn instances(slo: &TellSlo<'_>) -> Table {
+fn instances(slo: &SloOutput<'_>) -> Table {
     // Unknown on demand.
     let pps = |pps: f64| if pps > 0.0 { number::rate(pps) } else { "-".into() };
     let mut table = Table::new(&["INSTANCE", "SERVER", "CORES", "WAYS", ">CARRIES", ">IS GIVEN"]);
-    for TellInstance { server, instance, mask } in &slo.instances {
+    for InstanceOutput { server, instance, mask } in &slo.instances {
         let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let ways = if instance.ways == 0 { format!("shared ({mask})") } else { format!("{} ({mask})", instance.ways) };
         table.row(vec![
@@ -291,7 +291,7 @@ fn instances(slo: &TellSlo<'_>) -> Table {
 }
 
 fn list(plan: &Plan, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let all: Vec<TellSlo<'_>> = plan.slos.iter().map(|admitted| tell(plan, admitted)).collect();
+    let all: Vec<SloOutput<'_>> = plan.slos.iter().map(|admitted| output_of(plan, admitted)).collect();
     if as_json {
         return json(out, &all);
     }
@@ -299,7 +299,7 @@ fn list(plan: &Plan, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
         return Ok(writeln!(out, "nothing is promised")?);
     }
     let mut table = Table::new(&["NAME", "WORKLOAD", ">PROMISED", ">95 % WITHIN", ">INSTANCES", ">CORES", ">WAYS", "SERVERS"]);
-    for TellSlo { admitted: Admitted { slo, .. }, instances } in &all {
+    for SloOutput { admitted: Admitted { slo, .. }, instances } in &all {
         let servers: BTreeSet<&str> = instances.iter().map(|entry| entry.server).collect();
         let sum = |of: &dyn Fn(&Instance) -> u64| instances.iter().map(|entry| of(entry.instance)).sum::<u64>().to_string();
         table.row(vec![
@@ -321,7 +321,7 @@ fn latency(slo: &Slo) -> String {
 }
 
 fn show(plan: &Plan, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let found = tell(plan, plan.find(name)?);
+    let found = output_of(plan, plan.find(name)?);
     if as_json {
         return json(out, &found);
     }

@@ -67,7 +67,7 @@ pub trait CaptureSource: Send {
     fn end(&mut self);
 }
 
-fn name(names: &HashMap<u16, String>, number: u16) -> String {
+pub(crate) fn name(names: &HashMap<u16, String>, number: u16) -> String {
     names.get(&number).cloned().unwrap_or_else(|| format!("number {number}"))
 }
 

@@ -188,7 +188,7 @@ fn run(shared: &Shared, events: &EventLog) {
         let now = monotonic_ns();
         if now.saturating_sub(reported_at) >= EVERY_NS {
             reported_at = now;
-            nfs.values_mut().for_each(|nf| tell(nf, now, events));
+            nfs.values_mut().for_each(|nf| report(nf, now, events));
         }
         drop(nfs);
         let used = clock_gettime(ClockId::ThreadCPUTime);
@@ -258,7 +258,7 @@ fn apply(nf: &mut Controlled, share: f64) {
 }
 
 /// Logs what changed since the last event.
-fn tell(nf: &mut Controlled, now_ns: u64, events: &EventLog) {
+fn report(nf: &mut Controlled, now_ns: u64, events: &EventLog) {
     let handle = &nf.handle;
     let writes = handle.load.writes.load(Ordering::Relaxed);
     let share = handle.load.share.get();

@@ -61,8 +61,8 @@ impl Rig {
         weigh(&mut self.controller.shared.nfs(), &self.sched);
     }
 
-    fn tell(&self, now_ns: u64) {
-        self.controller.shared.nfs().values_mut().for_each(|nf| tell(nf, now_ns, &self.controller.events));
+    fn report(&self, now_ns: u64) {
+        self.controller.shared.nfs().values_mut().for_each(|nf| report(nf, now_ns, &self.controller.events));
     }
 }
 
@@ -262,7 +262,7 @@ fn what_was_decided_is_summed_up_and_told_once() {
     let (a, b) = (rig.add(0, Fake::default()), rig.add(1, Fake::default()));
     let mut told = 0;
     let mut news = |now_ns: u64| {
-        rig.tell(now_ns);
+        rig.report(now_ns);
         let all = rig.controller.events().all();
         let new = all[told..].to_vec();
         told = all.len();

@@ -57,7 +57,7 @@ impl DataPlane {
         Ok(handle)
     }
 
-    /// Gives an NF's handlers to the thread that receives on its core, and tells the others of it.
+    /// Gives an NF's handlers to the thread that receives on its core, and notifies the others.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].

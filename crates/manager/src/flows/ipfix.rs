@@ -10,7 +10,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use sluice_dataplane::meter::{FlowEnd, FlowRecord};
+use sluice_api::model::FlowEndReason;
+use sluice_dataplane::meter::FlowRecord;
 
 const VERSION: u16 = 10;
 const HEADER: usize = 16;
@@ -100,13 +101,13 @@ fn set(id: u16, content: &[u8]) -> Vec<u8> {
 }
 
 /// The number of IANA for the end of a flow.
-fn end_reason(end: Option<FlowEnd>) -> u8 {
+fn end_reason(end: Option<FlowEndReason>) -> u8 {
     match end {
-        Some(FlowEnd::Idle) => 1,
-        Some(FlowEnd::Active) | None => 2,
-        Some(FlowEnd::Finished | FlowEnd::Reset) => 3,
-        Some(FlowEnd::Stopped) => 4,
-        Some(FlowEnd::Evicted) => 5,
+        Some(FlowEndReason::Idle) => 1,
+        Some(FlowEndReason::Active) | None => 2,
+        Some(FlowEndReason::Finished | FlowEndReason::Reset) => 3,
+        Some(FlowEndReason::Stopped) => 4,
+        Some(FlowEndReason::Evicted) => 5,
     }
 }
 

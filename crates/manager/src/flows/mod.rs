@@ -31,8 +31,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sluice_api::config::FlowLogConfig;
-use sluice_api::model::{Exemplar, FlowLogCounts};
-use sluice_dataplane::meter::{FlowEnd, FlowMeter, FlowRecord, MeteredFlows};
+use sluice_api::model::{Exemplar, FlowEndReason, FlowLogCounts};
+use sluice_dataplane::meter::{FlowMeter, FlowRecord, MeteredFlows};
 use sluice_shm::clock::monotonic_ns;
 
 use exemplars::Exemplars;
@@ -305,7 +305,7 @@ impl<S: FlowSource> Writer<S> {
         while self.step() {}
         for flows in self.log.flows.clone() {
             flows.live(|mut record| {
-                record.end = Some(FlowEnd::Stopped);
+                record.end = Some(FlowEndReason::Stopped);
                 self.batch.push(record);
                 if self.batch.len() >= AT_ONCE {
                     self.deliver();

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use sluice_api::model::{FlowEndReason, FlowReport, TcpState};
+use sluice_api::model::{FlowReport, TcpState};
 use sluice_api::protocol;
 use sluice_dataplane::classify::key::PacketKind;
 use sluice_dataplane::classify::tcp;
-use sluice_dataplane::meter::{FlowEnd, FlowRecord};
+use sluice_dataplane::meter::FlowRecord;
 
-use crate::capture::HopNames;
+use crate::capture::{HopNames, name};
 
 /// Names of what flows meet, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,10 +17,6 @@ pub struct FlowNames {
     pub hops: HopNames,
     /// The tenants of chains, by the chain's number.
     pub tenants: HashMap<u16, String>,
-}
-
-fn name(names: &HashMap<u16, String>, number: u16) -> String {
-    names.get(&number).cloned().unwrap_or_else(|| format!("number {number}"))
 }
 
 impl FlowNames {
@@ -43,14 +39,7 @@ impl FlowNames {
 }
 
 fn protocol_name(number: u8) -> String {
-    match number {
-        protocol::TCP => "tcp".into(),
-        protocol::UDP => "udp".into(),
-        protocol::ICMP => "icmp".into(),
-        protocol::ICMPV6 => "icmpv6".into(),
-        protocol::SCTP => "sctp".into(),
-        other => other.to_string(),
-    }
+    protocol::name(number).map_or_else(|| number.to_string(), String::from)
 }
 
 fn mac(bytes: [u8; 6]) -> String {
@@ -63,17 +52,6 @@ fn tcp_state(flags: u8) -> TcpState {
         flags if flags & tcp::FIN != 0 => TcpState::Finished,
         tcp::SYN => TcpState::Opening,
         _ => TcpState::Open,
-    }
-}
-
-fn end_reason(end: FlowEnd) -> FlowEndReason {
-    match end {
-        FlowEnd::Idle => FlowEndReason::Idle,
-        FlowEnd::Active => FlowEndReason::Active,
-        FlowEnd::Finished => FlowEndReason::Finished,
-        FlowEnd::Reset => FlowEndReason::Reset,
-        FlowEnd::Evicted => FlowEndReason::Evicted,
-        FlowEnd::Stopped => FlowEndReason::Stopped,
     }
 }
 
@@ -109,7 +87,7 @@ pub fn report(record: &FlowRecord, names: &FlowNames, epoch_ns: u64, number: Opt
         tcp: (key.protocol() == protocol::TCP && record.tcp_flags() != 0).then(|| tcp_state(record.tcp_flags())),
         latency_ns,
         longest_latency_ns,
-        end: record.end.map(end_reason),
+        end: record.end,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
-use sluice_api::model::{FlowEndReason, FlowOrder, FlowReport, FlowsReply, FlowsRequest, Instruction, TcpState};
+use sluice_api::model::{FlowOrder, FlowReport, FlowsReply, FlowsRequest, Instruction, TcpState};
 use sluice_dataplane::capture::{Point, Sight};
 use sluice_dataplane::chain::{DropReason, Hop};
 use sluice_dataplane::frame::Packet;

@@ -216,7 +216,7 @@ impl<W: FnMut(&str)> Reader<W> {
                 let _ = (0..LAST).all(|_| self.read(token, &mut chunk, now, &mut lines));
                 self.forget(token, now, &mut lines);
             }
-            self.budgets.iter_mut().for_each(|(name, budget)| budget.tell(name, now, is_over, &mut lines));
+            self.budgets.iter_mut().for_each(|(name, budget)| budget.report(name, now, is_over, &mut lines));
             self.budgets.retain(|_, budget| !budget.is_whole());
             if !lines.is_empty() {
                 (self.write)(lines.trim_end_matches('\n'));
@@ -366,7 +366,7 @@ impl Budget {
     }
 
     /// Adds a line that reports the drops, when there is budget for half a burst, or `at_once`.
-    fn tell(&mut self, name: &str, now: Instant, at_once: bool, lines: &mut String) {
+    fn report(&mut self, name: &str, now: Instant, at_once: bool, lines: &mut String) {
         self.refill(now);
         if self.is_out() && (at_once || self.left >= BURST / 2) {
             let _ = writeln!(
@@ -422,7 +422,7 @@ mod tests {
             let lines = said(&mut fw, &mut budget, now, &b"short\n".repeat(100));
             written += lines.lines().count() as u64;
             let before = budget.lines;
-            budget.tell("fw.0", now, false, &mut told);
+            budget.report("fw.0", now, false, &mut told);
             counted += before - budget.lines;
         }
         counted += budget.lines;
@@ -432,7 +432,7 @@ mod tests {
         assert!(told.lines().count() <= 2, "{told}");
         // After a quiet time the budget is full again.
         let now = start + Duration::from_secs(60);
-        budget.tell("fw.0", now, false, &mut told);
+        budget.report("fw.0", now, false, &mut told);
         budget.refill(now + Duration::from_secs(1));
         assert!(budget.is_whole());
         assert_eq!(said(&mut fw, &mut budget, now, b"calm\n"), "fw.0: calm\n");

@@ -50,15 +50,15 @@ impl Supervisor {
                 self.feed(number, Event::Used(used, self.config.manager.stall_ms));
             }
             Action::Spare(until_ns) => nf.handle.iter().for_each(|handle| handle.spare(until_ns)),
-            Action::TellStarved(waited) => self.host.notices.print(NoticeKind::Starved, || {
+            Action::ReportStarved(waited) => self.host.notices.print(NoticeKind::Starved, || {
                 let waited = waited.as_secs();
                 format!("{} has hardly run in {waited} s, because core {} is busy, and is waited for", nf.name, nf.core)
             }),
-            Action::TellSilent => {
+            Action::ReportSilent => {
                 let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
                 self.host.notices.print(NoticeKind::Silent(nf.service), line);
             }
-            Action::TellStopped(stop_reason) => {
+            Action::ReportStopped(stop_reason) => {
                 self.host.notices.print(NoticeKind::Stopped(nf.service), || stopped(nf, stop_reason))
             }
             Action::Settle => self.settle(number),
@@ -66,9 +66,9 @@ impl Supervisor {
             Action::Lose => self.lost(number),
             Action::TrialFailed(how) => self.trial_ended(number, how),
             Action::ScheduleAt(until_ns) => self.turns.due_ns = Some(self.turns.due_ns.map_or(until_ns, |due| due.min(until_ns))),
-            Action::Bury => self.bury(number),
+            Action::Remove => self.forget_nf(number),
             // Carried out by the function that holds the remains.
-            Action::TellEnd(_) | Action::Reclaim => {}
+            Action::ReportEnd(_) | Action::Reclaim => {}
         }
     }
 

@@ -43,8 +43,8 @@ impl Supervisor {
         };
         for event in events {
             match event {
-                attach::AttachEvent::Hello(caller) if caller.hello.is_zygote => self.greet_zygote(caller),
-                attach::AttachEvent::Hello(caller) => self.greet_nf(caller),
+                attach::AttachEvent::Hello(caller) if caller.hello.is_zygote => self.accept_zygote(caller),
+                attach::AttachEvent::Hello(caller) => self.accept_nf(caller),
                 attach::AttachEvent::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
                     let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
@@ -55,7 +55,7 @@ impl Supervisor {
     }
 
     /// Answers a process that claims to be an NF.
-    pub(super) fn greet_nf(&mut self, caller: attach::Caller) {
+    pub(super) fn accept_nf(&mut self, caller: attach::Caller) {
         let why = match self.admit_caller(&caller) {
             Ok(Admission::Now(number)) => {
                 if let Err(error) = self.welcome(number, caller) {
@@ -161,7 +161,7 @@ impl Supervisor {
         let sent = caller.welcome(&welcome, fds);
         self.feed(number, Event::Granted);
         let nf = self.nfs.get_mut(&number).expect("it is still there");
-        nf.told = Some(told);
+        nf.learned = Some(told);
         nf.counted.service_times.get_mut().begin();
         nf.handle = Some(handle);
         nf.asked.begin();

@@ -190,7 +190,7 @@ impl Supervisor {
         Ok(trace)
     }
 
-    fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, mut heads: Heads, count: u32) -> api::Trace {
+    fn report_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, mut heads: Heads, count: u32) -> api::Trace {
         if self.seen.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
             self.plane.trace(None);
         }
@@ -538,7 +538,7 @@ impl Backend for Remote {
             events.extend(std::iter::from_fn(|| trace.events.pop()));
         }
         let (heads, count) = (heads_of(&trace), request.count);
-        self.call(move |s| s.tell_trace(&trace, events, heads, count))
+        self.call(move |s| s.report_trace(&trace, events, heads, count))
     }
 
     fn why(&self, request: &api::WhyRequest) -> Result<api::WhyReply, ApiError> {

@@ -127,7 +127,7 @@ impl Supervisor {
     /// Gives each packet thread its tap.
     fn begin_capture(&mut self, taps: Vec<Tap>) -> Result<(), SupervisorError> {
         for (thread, tap) in taps.into_iter().enumerate() {
-            self.plane.tell(thread, move |worker| worker.capture(tap));
+            self.plane.send(thread, move |worker| worker.capture(tap));
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Supervisor {
         let end = |thread| {
             let (to, tap) = channel();
             let request = request.clone();
-            self.plane.tell(thread, move |worker| drop(to.send(worker.end_capture(&request))));
+            self.plane.send(thread, move |worker| drop(to.send(worker.end_capture(&request))));
             tap
         };
         (0..self.plane.threads()).map(end).collect()

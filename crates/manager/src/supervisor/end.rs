@@ -98,7 +98,7 @@ impl Supervisor {
         let mut remains = Some(remains);
         for action in self.nfs.on(number, Event::Ended(ended)) {
             match action {
-                Action::TellEnd(end) => self.tell_end(number, &end, noticed_ns),
+                Action::ReportEnd(end) => self.report_end(number, &end, noticed_ns),
                 Action::Reclaim => remains.take().into_iter().for_each(|remains| self.reclaim(number, remains, noticed_ns)),
                 other => self.act(number, other),
             }
@@ -150,7 +150,7 @@ impl Supervisor {
         })
     }
 
-    fn tell_end(&mut self, number: u16, end: &End, noticed_ns: u64) {
+    fn report_end(&mut self, number: u16, end: &End, noticed_ns: u64) {
         let Some(nf) = self.nfs.get_mut(&number).filter(|_| !self.turns.stopping) else { return };
         let (cause, ran, next) = (&end.cause, end.ran.as_secs_f64(), end.next());
         self.host
@@ -207,7 +207,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn bury(&mut self, number: u16) {
+    pub(super) fn forget_nf(&mut self, number: u16) {
         let Some(nf) = self.nfs.remove(number) else { return };
         self.seen.past.nf(self.own_report(&nf, 0));
         if let Some(Some(service)) = self.services.get_mut(nf.service as usize) {

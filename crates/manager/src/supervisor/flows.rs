@@ -145,7 +145,7 @@ impl Supervisor {
         let (log, thread) = FlowLog::start(flows, outputs, self.flow_names(), self.remote())?;
         for (thread, meter) in meters.into_iter().enumerate() {
             // It has had none: the former one was given back before.
-            self.plane.tell(thread, move |worker| drop(worker.meter(meter)));
+            self.plane.send(thread, move |worker| drop(worker.meter(meter)));
         }
         self.seen.flows = Some(FlowKeeper { log: log.clone(), thread, named });
         Ok(log)
@@ -157,7 +157,7 @@ impl Supervisor {
         let end = |thread| {
             let (to, meter) = channel();
             let flows = log.flows_of(thread)?.clone();
-            self.plane.tell(thread, move |worker| drop(to.send(worker.end_meter(&flows))));
+            self.plane.send(thread, move |worker| drop(to.send(worker.end_meter(&flows))));
             Some(meter)
         };
         log.end((0..self.plane.threads()).filter_map(end).collect());

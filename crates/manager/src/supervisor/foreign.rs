@@ -299,7 +299,7 @@ impl Supervisor {
         let by_design = config.drops == Drops::ByDesign;
         let hop = ForeignHop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
         let weight = foreign.namespace.as_ref().and_then(|namespace| namespace.cgroup().map(|cgroup| cgroup.handle()));
-        foreign.told = (0, foreign.counters.api.entered.get());
+        foreign.reported = (0, foreign.counters.api.entered.get());
         foreign.trouble = None;
         foreign.announced = Some((Instant::now() + ANNOUNCED[0], 0));
         let processes = foreign.processes.clone();

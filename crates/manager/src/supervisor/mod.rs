@@ -295,7 +295,7 @@ impl Supervisor {
         // The SDN controller is connected last, when everything that is reported to it exists.
         let started = self.published.sdn.start(&self.config, &self.plane);
         started.map_err(|source| PlaneError::Thread { core: self.config.manager.first_monitor(), source })?;
-        self.tell_agent();
+        self.update_agent();
         self.start_flow_log(outputs)?;
         // Only now: a generator that starts before the sink loses packets.
         self.plane.start_rx();
@@ -459,11 +459,11 @@ impl Supervisor {
             Arc::new(Tables { generation, rules, chains, services, steered, ports, downstream_first, may_send });
         self.plane.use_tables(&self.published.tables);
         self.rank_again();
-        self.tell_agent();
+        self.update_agent();
     }
 
     /// Reports once for each chain that it lacks paths.
-    fn tell_of_lacking_paths(&mut self) {
+    fn report_lacking_paths(&mut self) {
         for chain in self.chains.iter().flatten() {
             let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
             if lacks && self.published.lacked_paths.insert(chain.name.clone()) {

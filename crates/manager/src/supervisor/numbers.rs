@@ -50,15 +50,15 @@ struct Rest {
 }
 
 impl Rest {
-    fn is_due(&self, now: Instant, round: u64, told: &Told) -> bool {
+    fn is_due(&self, now: Instant, round: u64, learned: &Learned) -> bool {
         let (begun, ended) = self.owned;
-        let is_known = || told.iter().any(|(first, last)| *first <= ended && *last >= begun);
+        let is_known = || learned.iter().any(|(first, last)| *first <= ended && *last >= begun);
         now.duration_since(ended) >= REST && round.saturating_sub(self.round) >= ROUNDS && !is_known()
     }
 }
 
 /// The intervals in which present NFs have learned names and numbers.
-pub(super) type Told = Vec<(Instant, Instant)>;
+pub(super) type Learned = Vec<(Instant, Instant)>;
 
 impl Numbering {
     /// The next number, after `given` numbers were assigned; [`Numbering::take`] takes it.
@@ -99,13 +99,13 @@ impl Numbering {
     }
 
     /// Whether numbers have rested, so that it is worth checking whether paths name them.
-    pub fn are_due(&self, now: Instant, round: u64, told: &Told) -> bool {
-        self.resting.iter().any(|rest| rest.is_due(now, round, told))
+    pub fn are_due(&self, now: Instant, round: u64, learned: &Learned) -> bool {
+        self.resting.iter().any(|rest| rest.is_due(now, round, learned))
     }
 
     /// Frees numbers that have rested and that nothing names.
-    pub fn settle(&mut self, now: Instant, round: u64, told: &Told, is_named: impl Fn(u16) -> bool) {
-        let is_over = |rest: &mut Rest| rest.is_due(now, round, told) && !is_named(rest.number);
+    pub fn settle(&mut self, now: Instant, round: u64, learned: &Learned, is_named: impl Fn(u16) -> bool) {
+        let is_over = |rest: &mut Rest| rest.is_due(now, round, learned) && !is_named(rest.number);
         self.free.extend(self.resting.extract_if(.., is_over).map(|rest| rest.number));
     }
 }
@@ -135,17 +135,17 @@ impl Supervisor {
             return;
         }
         let round = self.plane.rounds();
-        let nfs = self.nfs.values().filter(|nf| nf.handle.is_some()).filter_map(|nf| nf.told);
+        let nfs = self.nfs.values().filter(|nf| nf.handle.is_some()).filter_map(|nf| nf.learned);
         let zygotes = self.services.iter().flatten().filter(|service| service.zygote.is_some());
-        let told: Told = nfs.chain(zygotes.map(|service| (service.added, now))).collect();
-        if !kinds.iter().any(|numbers| numbers.are_due(now, round, &told)) {
+        let learned: Learned = nfs.chain(zygotes.map(|service| (service.added, now))).collect();
+        if !kinds.iter().any(|numbers| numbers.are_due(now, round, &learned)) {
             return;
         }
         let names = self.plane.registry().names();
-        self.changes.service_numbers.settle(now, round, &told, |number| names.services.contains(&number));
+        self.changes.service_numbers.settle(now, round, &learned, |number| names.services.contains(&number));
         if !given_once {
-            self.changes.port_numbers.settle(now, round, &told, |number| names.ports.contains(&number));
-            self.changes.chain_numbers.settle(now, round, &told, |number| names.chains.contains(&number));
+            self.changes.port_numbers.settle(now, round, &learned, |number| names.ports.contains(&number));
+            self.changes.chain_numbers.settle(now, round, &learned, |number| names.chains.contains(&number));
         }
     }
 
@@ -191,15 +191,15 @@ mod tests {
         owners[1] = None;
         numbers.rest(1, begin, 7);
         let (late, many) = (begin + REST, 7 + ROUNDS);
-        numbers.settle(late - Duration::from_millis(1), many, &Told::new(), |_| false);
+        numbers.settle(late - Duration::from_millis(1), many, &Learned::new(), |_| false);
         assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 3, "it has rested for a moment");
-        numbers.settle(late, many - 1, &Told::new(), |_| false);
+        numbers.settle(late, many - 1, &Learned::new(), |_| false);
         assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 3, "a thread may not have had its core");
-        numbers.settle(late, many, &Told::new(), |number| number == 1);
+        numbers.settle(late, many, &Learned::new(), |number| number == 1);
         assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 3, "a path names it");
-        let told = Told::new();
-        assert!(numbers.are_due(late, many, &told) && !numbers.are_due(begin, many, &told));
-        numbers.settle(late, many, &Told::new(), |_| false);
+        let learned = Learned::new();
+        assert!(numbers.are_due(late, many, &learned) && !numbers.are_due(begin, many, &learned));
+        numbers.settle(late, many, &Learned::new(), |_| false);
         assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 1);
         numbers.take(1, &mut owners, 9, late);
         assert_eq!((numbers.next(owners.len(), "chains").unwrap(), numbers.rest_some()), (3, false));
@@ -213,8 +213,8 @@ mod tests {
         numbers.take(0, &mut owners, (), at(10));
         owners[0] = None;
         numbers.rest(0, at(20), 0);
-        let mut is_free = |told: (u64, u64)| {
-            numbers.settle(at(1000), ROUNDS, &vec![(at(told.0), at(told.1))], |_| false);
+        let mut is_free = |known: (u64, u64)| {
+            numbers.settle(at(1000), ROUNDS, &vec![(at(known.0), at(known.1))], |_| false);
             numbers.next(owners.len(), "ports").unwrap() == 0
         };
         assert!(![(15, 15), (10, 10), (20, 20), (5, 12), (18, 30), (0, 900)].into_iter().any(&mut is_free));
@@ -230,7 +230,7 @@ mod tests {
             owners[usize::from(number)] = None;
             numbers.rest(number, now, owner);
             now += Duration::from_secs(1);
-            numbers.settle(now, owner + ROUNDS, &Told::new(), |_| false);
+            numbers.settle(now, owner + ROUNDS, &Learned::new(), |_| false);
         }
         assert!(owners.len() < 100, "{}", owners.len());
     }

@@ -68,7 +68,7 @@ impl DataPlane {
     pub fn use_pool(&mut self, table: &Arc<PoolTable>) {
         for rx_thread in self.rx() {
             let (table, RxThread { thread, part, flows, paths }) = (table.clone(), *rx_thread);
-            self.tell(thread, move |worker| {
+            self.send(thread, move |worker| {
                 let (plane, rx) = worker.parts();
                 let new = || Box::new(PoolSteering::new(thread, part, flows, paths, random_seed()));
                 let steering = rx.instances.get_or_insert_with(|| new());
@@ -84,7 +84,7 @@ impl DataPlane {
     /// `idle` is their number at a thread.
     fn dismiss(&self, service: u16, n: u32, idle: impl Fn(usize) -> u32) {
         for (thread, n) in shares(n, self.rx().iter().map(|rx| (rx.thread, idle(rx.thread))).collect()) {
-            self.tell(thread, move |worker| {
+            self.send(thread, move |worker| {
                 let instances = worker.parts().1.instances.as_mut();
                 if let Some(steering) = instances.and_then(|instances| instances.as_any().downcast_mut::<PoolSteering>()) {
                     steering.dismiss(service, n);

@@ -204,7 +204,7 @@ impl Supervisor {
         if let Some(Some(state)) = self.ports.get_mut(number as usize) {
             state.counters = counters;
         }
-        self.tell_agent();
+        self.update_agent();
         Ok(())
     }
 

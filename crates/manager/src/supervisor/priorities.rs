@@ -125,12 +125,12 @@ impl Priorities {
         let number = handle.number;
         self.shared.nfs().insert(number, Known { handle, pid, class });
         // It may have got a flow, or another position, before this.
-        self.shared.assigned.tell(number);
+        self.shared.assigned.add(number);
     }
 
     /// Sets the priority of an NF again, after a change of its weight.
-    pub(super) fn tell(&self, number: u16) {
-        self.shared.assigned.tell(number);
+    pub(super) fn update(&self, number: u16) {
+        self.shared.assigned.add(number);
     }
 
     /// Removes an NF. Its process is not changed after the return.
@@ -157,7 +157,7 @@ impl Supervisor {
             for handle in self.nfs.values().filter_map(|nf| nf.handle.as_ref()) {
                 // The packet threads do the same when they have the tables, which may be later.
                 handle.place(&depths, true);
-                priorities.shared.assigned.tell(handle.number);
+                priorities.shared.assigned.add(handle.number);
             }
         }
     }

@@ -618,7 +618,7 @@ impl Supervisor {
         let Some(kept) = &self.promises.kept else { return Vec::new() };
         let members = self.members();
         let nothing = Last::default();
-        let tell = |slo: &Slo| {
+        let report_of = |slo: &Slo| {
             let last = self.promises.last.get(&slo.name).unwrap_or(&nothing);
             let own = members.iter().filter(|member| member.slo == slo.name);
             let services = kept.services.iter().filter(|((of, _), _)| *of == slo.name).map(|(_, name)| name.clone());
@@ -652,7 +652,7 @@ impl Supervisor {
                 steered: self.promises.steered(&kept.assignment, &slo.name),
             }
         };
-        let mut all: Vec<report::Promise> = self.promises.slos().map(tell).collect();
+        let mut all: Vec<report::Promise> = self.promises.slos().map(report_of).collect();
         all.sort_by(|a, b| a.slo.cmp(&b.slo));
         all
     }

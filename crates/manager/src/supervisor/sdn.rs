@@ -58,7 +58,7 @@ impl Sdn {
 }
 
 impl Supervisor {
-    pub(super) fn tell_agent(&self) {
+    pub(super) fn update_agent(&self) {
         let Some(agent) = &self.published.sdn.agent else { return };
         let port = |(number, port): (usize, &Option<PortState>)| {
             let port = port.as_ref()?;
@@ -66,6 +66,6 @@ impl Supervisor {
             Some(PortView { number: number as u16, name: port.config.name.clone(), counters })
         };
         let ports = self.ports.iter().enumerate().filter_map(port).collect();
-        agent.tell(Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
+        agent.update(Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
     }
 }

@@ -25,13 +25,13 @@ impl DataPlane {
         let forward = plane_settings(config);
         for thread in 0..self.threads() {
             let sched = config.sched.clone();
-            self.tell(thread, move |worker| worker.tune(forward, sched));
+            self.send(thread, move |worker| worker.tune(forward, sched));
         }
     }
 
     /// Changes the rate of a port that makes packets, in packets per second.
     fn pace(&self, port: u16, rate_pps: f64) {
-        (0..self.threads()).for_each(|thread| self.tell(thread, move |worker| worker.pace(port, rate_pps)));
+        (0..self.threads()).for_each(|thread| self.send(thread, move |worker| worker.pace(port, rate_pps)));
     }
 }
 
@@ -80,7 +80,7 @@ impl Supervisor {
         let (Some(handle), Some(service)) = (&nf.handle, self.service_of(nf)) else { return };
         handle.set_priority(own_priority(&service.config, &self.config.sched, nf.asked.priority()));
         if let Some(priorities) = self.tuning.priorities() {
-            priorities.tell(nf.number);
+            priorities.update(nf.number);
         }
     }
 

@@ -46,7 +46,7 @@ impl PromiseKeeper {
 
     pub(super) fn decisions(&self, now_ns: u64) -> Vec<report::Decided> {
         let age = |at_ns: u64| now_ns.saturating_sub(at_ns) as f64 / 1e9;
-        let told = self.steering.told();
+        let told = self.steering.noted();
         told.map(|told| report::Decided { age_s: age(told.at_ns), slo: told.slo.clone(), what: told.what.clone() }).collect()
     }
 }
@@ -122,7 +122,7 @@ impl Supervisor {
         let Some(adding) = self.promises.adding.take() else { return };
         let Request { slo, instances } = &adding.request;
         match adding.outcome.try_recv() {
-            Ok(Ok(_)) => self.promises.steering.tell(now, slo, format!("has {instances} instances now, as it asked for")),
+            Ok(Ok(_)) => self.promises.steering.note(now, slo, format!("has {instances} instances now, as it asked for")),
             Ok(Err(error)) => self.promises.steering.refuse(now, &adding.request, error.to_string()),
             Err(TryRecvError::Empty) => self.promises.adding = Some(adding),
             Err(TryRecvError::Disconnected) => {}

@@ -26,7 +26,7 @@ impl Supervisor {
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);
         self.note_removed();
-        self.tell_of_lacking_paths();
+        self.report_lacking_paths();
         self.free_numbers();
         self.govern_late();
         self.tick_zygotes();
@@ -96,7 +96,7 @@ impl Supervisor {
             left -= usize::from(looked);
             if let (true, Some(foreign), Some(handle), Some(used)) = (looked, &mut nf.foreign, &nf.handle, nf.counted.cpu.last_ns())
             {
-                foreign.tell_cost(handle, used);
+                foreign.report_cost(handle, used);
             }
             true
         });

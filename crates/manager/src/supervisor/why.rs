@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use sluice_api::config::{Overload, PortKind};
+use sluice_api::config::Overload;
 use sluice_api::drops::{self, DropReason, PortDrop, Refusal};
 use sluice_api::model::{self as api, PortState};
+use sluice_config::tenancy::receives;
 use sluice_dataplane::admit::Obstacle;
 use sluice_dataplane::chain::Chain;
 use sluice_dataplane::classify::key::{FlowKey, link};
@@ -111,10 +112,9 @@ impl Supervisor {
         if let Some(name) = &packet.port {
             return self.port_number(name).ok_or_else(|| self.no_such("port", name));
         }
-        let receives = |kind: &PortKind| !matches!(kind, PortKind::Sink(_));
         let all = self.ports.iter().enumerate().filter_map(|(number, port)| Some((number as u16, port.as_ref()?)));
         let all: Vec<(u16, &str)> =
-            all.filter(|(_, port)| receives(&port.config.kind)).map(|(number, port)| (number, port.config.name.as_str())).collect();
+            all.filter(|(_, port)| receives(&port.config)).map(|(number, port)| (number, port.config.name.as_str())).collect();
         match all[..] {
             [(only, _)] => Ok(only),
             [] => Err(SupervisorError::Invalid("there is no port where a packet could come in".into())),

@@ -168,7 +168,7 @@ impl Supervisor {
             ZygoteAction::Kill => service.zygote.iter().filter_map(|z| z.process.as_ref()).for_each(Process::kill),
             ZygoteAction::LetGo => self.end_zygote(number),
             // Once in the life of a service.
-            ZygoteAction::TellUnfit(why) => {
+            ZygoteAction::ReportUnfit(why) => {
                 warn!("warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
             }
             ZygoteAction::Spawn(nf) => self.spawn_unforked(nf),
@@ -184,7 +184,7 @@ impl Supervisor {
     }
 
     /// Answers a process that claims to be a zygote.
-    pub(super) fn greet_zygote(&mut self, caller: attach::Caller) {
+    pub(super) fn accept_zygote(&mut self, caller: attach::Caller) {
         let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.turns.stopping) else {
             caller.refuse("no zygote of this name is expected");
             return;
@@ -312,7 +312,7 @@ impl Supervisor {
         let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
         let early = zygote.map(|zygote| std::mem::take(&mut zygote.early));
         // Those that are still not reported are kept again.
-        early.into_iter().flatten().for_each(|caller| self.greet_nf(caller));
+        early.into_iter().flatten().for_each(|caller| self.accept_nf(caller));
     }
 
     /// Handles the report of a service's zygote that it has forked this process for an instance

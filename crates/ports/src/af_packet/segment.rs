@@ -19,9 +19,9 @@
 //! Source: the kernel's `include/uapi/linux/virtio_net.h`, `net/ipv4/tcp_offload.c`; RFC 1624.
 
 /// Bytes of the longest headers: Ethernet with two tags, IPv4 or IPv6 and TCP with options.
-pub const MAX_HEADERS: usize = 256;
+pub(crate) const MAX_HEADERS: usize = 256;
 /// Most packets that one large segment is cut into.
-pub const MAX_SEGMENTS: usize = 128;
+pub(crate) const MAX_SEGMENTS: usize = 128;
 
 const ETHERNET: usize = 14;
 const TCP: u8 = 6;
@@ -42,7 +42,7 @@ pub enum Offload {
 
 impl Offload {
     /// From `gso_type` without its congestion flag; `None` for kinds that are not cut here.
-    pub fn from_kind(kind: u8) -> Option<Self> {
+    pub(crate) fn from_kind(kind: u8) -> Option<Self> {
         match kind {
             1 => Some(Self::Tcp4),
             4 => Some(Self::Tcp6),
@@ -161,7 +161,7 @@ impl Headers {
     }
 
     /// Whether the receiver must deliver it at once.
-    pub fn is_pushed(&self) -> bool {
+    pub(crate) fn is_pushed(&self) -> bool {
         self.flags() & PUSH != 0
     }
 
@@ -193,14 +193,14 @@ impl Headers {
     }
 
     /// Whether the TCP or UDP checksum is right for this payload.
-    pub fn is_right(&self, payload: &[u8]) -> bool {
+    pub(crate) fn is_right(&self, payload: &[u8]) -> bool {
         // Headers have an even length, so the payload's words are the packet's.
         let all = self.pseudo(payload.len()) + sum(&self.bytes[self.transport..self.end]) + sum(payload);
         fold(all) == 0xffff
     }
 
     /// Whether packets may be appended: TCP with payload, not at either end of a connection.
-    pub fn may_lead(&self) -> bool {
+    pub(crate) fn may_lead(&self) -> bool {
         self.protocol == TCP && self.flags() & !PUSH == ACK && !self.has_ip_surprises()
     }
 
@@ -234,7 +234,7 @@ impl Headers {
     }
 
     /// Takes over the push flag of an appended packet.
-    pub fn absorb(&mut self, next: &Self) {
+    pub(crate) fn absorb(&mut self, next: &Self) {
         self.bytes[self.transport + 13] |= next.flags() & PUSH;
     }
 
@@ -247,7 +247,7 @@ impl Headers {
     }
 
     /// Kind of a large segment with these headers.
-    pub fn offload(&self) -> Offload {
+    pub(crate) fn offload(&self) -> Offload {
         if self.is_v6 { Offload::Tcp6 } else { Offload::Tcp4 }
     }
 

@@ -120,7 +120,7 @@ impl Received<'_> {
         self.bytes.len() + self.tag_len()
     }
 
-    pub fn tag_len(&self) -> usize {
+    pub(crate) fn tag_len(&self) -> usize {
         if self.tag.is_some() { TAG } else { 0 }
     }
 
@@ -130,7 +130,7 @@ impl Received<'_> {
     }
 
     /// Writes the beginning of a packet, with this one's tag, to a frame. False if it does not fit.
-    pub fn write_part(&self, arena: &Arena, frame: u32, offset: u16, bytes: &[u8]) -> bool {
+    pub(crate) fn write_part(&self, arena: &Arena, frame: u32, offset: u16, bytes: &[u8]) -> bool {
         match self.tag {
             Some(tag) if bytes.len() >= TAG_AT => {
                 let (addresses, rest) = bytes.split_at(TAG_AT);
@@ -357,7 +357,7 @@ impl PacketSocket {
     }
 
     /// The packet that the kernel has refused last, if it has refused one.
-    pub fn refused_packet(&self) -> Option<Packet> {
+    pub(crate) fn refused_packet(&self) -> Option<Packet> {
         self.refused
     }
 

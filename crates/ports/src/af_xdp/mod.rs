@@ -508,7 +508,7 @@ fn check(queues: u32, settings: &AfXdp, stride: usize) -> Result<(), Unfit> {
         )));
     }
     link::index(interface).map_err(|error| ("find", error))?;
-    // A driver that does not tell has one.
+    // A driver that does not report it has one.
     let has = link::rx_queues(interface).unwrap_or(1);
     if has != queues {
         return Err(Unfit::Setting(format!(

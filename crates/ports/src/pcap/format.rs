@@ -96,7 +96,7 @@ impl FileFormat {
     /// Writes what is around the bytes of a packet of `len` bytes. `record` has its
     /// [size](Self::size).
     #[inline(always)]
-    pub fn wrap(self, record: &mut [u8], len: u16, origin: FrameOrigin) {
+    pub(crate) fn wrap(self, record: &mut [u8], len: u16, origin: FrameOrigin) {
         let FrameOrigin { time_ns, missing, is_made } = origin;
         let (caught, original) = (u32::from(len), u32::from(len).saturating_add(missing));
         match self {

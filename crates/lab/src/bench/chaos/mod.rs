@@ -54,7 +54,7 @@ use sluice_shm::histogram::Histogram;
 
 use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
@@ -130,8 +130,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
             plan.leave_out(name, of, "network namespaces need root, and `ip` (make deps)");
             continue;
         }
-        let (all, row_params) = (findings.clone(), of.clone());
-        let run = move |lab: &Lab| {
+        let all = findings.clone();
+        plan.cases.push(Case::one(name, of, move |lab| {
             let mut run = Run::start(lab, seed, name)?;
             let ended = run.go();
             let sample = run.sample();
@@ -140,9 +140,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
                 run.find(format!("{error:#}"));
             }
             all.borrow_mut().extend(run.conclude());
-            Ok(vec![Row::new(name, &row_params, sample)])
-        };
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+            Ok(sample)
+        }));
     }
     lab.run(&plan)?;
     let findings = findings.borrow();

@@ -157,7 +157,7 @@ impl Size {
             let target = target.to_string_lossy();
             *kinds.entry(kind_of(&target).to_string()).or_default() += 1;
         }
-        Ok(Self { kinds, memory_kib: memory.context("the kernel does not tell how much memory it has")? })
+        Ok(Self { kinds, memory_kib: memory.context("the kernel does not report how much memory it has")? })
     }
 
     /// Number of open descriptors.

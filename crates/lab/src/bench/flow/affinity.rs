@@ -20,8 +20,8 @@
 //! Flurries, figure 9, and figures 11a and 11b (an NF per flow against a wire).
 
 use super::web::{self, Load, Pool, TENANTS, WebResults, WebServer};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::Wires;
@@ -31,7 +31,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "affinity",
     about: "up to 240 web requests at a time: NFs in turn, by hash, and per flow (Flurries, figures 9, 11a, 11b)",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan(web::missing().as_deref())),
 };
 
 /// Numbers of NFs.
@@ -61,11 +61,6 @@ const GROUP: Group = Group {
     form: Form::Lines("nfs"),
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(web::missing().as_deref()))
-}
-
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
@@ -75,9 +70,7 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(per, of, why);
             continue;
         }
-        let row = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(per, &row, one(lab, per, nfs)?)]);
-        plan.cases.push(Case { name: per.into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one(per, of, move |lab| one(lab, per, nfs)));
     }
     plan
 }

@@ -17,16 +17,17 @@
 
 use serde_json::json;
 
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials};
-use crate::bench::sched::{
-    COST, CPU, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
-};
+use crate::bench::sched::{COST, CPU, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params};
 use crate::bench::setup::{Class, Sched, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "chain-priority", about: "costs 1:3:7, those further down first or not (Flurries, figure 8)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "chain-priority",
+    about: "costs 1:3:7, those further down first or not (Flurries, figure 8)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Costs of the chain's NFs, in cycles per packet.
 const COSTS: [u64; 3] = [100, 300, 700];
@@ -71,7 +72,7 @@ impl Way {
     fn name(self) -> String {
         let order = if self.downstream_first { "downstream" } else { "default" };
         let by = if self.by == By::Kernel { "kernel" } else { "handover" };
-        format!("{order}-{by}/{}", word_of(self.class))
+        format!("{order}-{by}/{}", self.class)
     }
 
     fn sched(self) -> Sched {
@@ -99,11 +100,6 @@ fn ways() -> Vec<Way> {
         }
     }
     ways
-}
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
 }
 
 fn plan(lab: &Lab) -> Trials {

@@ -18,16 +18,19 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::bench::daemon::Daemon;
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::setup::{Chain, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use sluice_api::model::Stats;
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "crash-loop", about: "half a million flows while another tenant's NF ends again and again", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "crash-loop",
+    about: "half a million flows while another tenant's NF ends again and again",
+    run: |args| Lab::measure(args, &[NF], |_| plan()),
+};
 
 const NF: &str = "sluice-nf-bridge";
 /// Flows of the undisturbed chain.
@@ -54,26 +57,20 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[NF])?;
-    lab.run(&plan())
-}
-
 fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let carried = Rc::new(Cell::new(None));
     for (name, kills) in [("calm", false), ("crash-loop", true)] {
         let of = params(&[("flows", FLOWS.into()), ("kills", u64::from(kills).into())]);
-        let (row, carried) = (of.clone(), carried.clone());
-        let run = move |lab: &Lab| {
+        let carried = carried.clone();
+        plan.cases.push(Case::one(name, of, move |lab| {
             let pps = match carried.get() {
                 Some(pps) => pps,
                 None => measure(lab)?,
             };
             carried.set(Some(pps));
-            Ok(vec![Row::new(name, &row, one(lab, LOAD * pps, kills)?)])
-        };
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+            one(lab, LOAD * pps, kills)
+        }));
     }
     plan
 }

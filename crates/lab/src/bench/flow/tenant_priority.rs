@@ -12,8 +12,8 @@
 //! Flurries, figure 7.
 
 use super::web::{self, Load, Pool, TENANTS, WebServer};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::Wires;
@@ -23,7 +23,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "tenant-priority",
     about: "web requests of two tenants, of which one is worth more (Flurries, figure 7)",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan(web::missing().as_deref())),
 };
 
 /// Concurrent requests of each tenant.
@@ -59,11 +59,6 @@ const VARIANTS: [(&str, &str); 4] = [
     ("priority/rr", "tenants = { gold = 4, free = 1 }\nclass = \"rr\"\nhandover = false\nweights = false"),
 ];
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(web::missing().as_deref()))
-}
-
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
@@ -73,9 +68,7 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(name, of, why);
             continue;
         }
-        let row = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row, one(lab, sched)?)]);
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one(name, of, move |lab| one(lab, sched)));
     }
     plan
 }

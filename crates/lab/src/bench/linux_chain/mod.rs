@@ -40,10 +40,9 @@ use serde_json::json;
 use sluice_api::config::Run;
 
 use crate::bench::daemon::{Daemon, open_to_nfs};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
-use crate::bench::report::Params;
 use crate::bench::sched::netns::{self, Side, Wires};
 use crate::bench::sched::{chain_of, params};
 use crate::bench::setup::{Chain, PACKET_BYTES, Service, Setup};
@@ -54,7 +53,7 @@ use load::{HostCounts, Sender};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-chain",
     about: "chains of the kernel (namespaces, nftables) beside the same chains of ours, per core used",
-    run,
+    run: |args| Lab::measure(args, &NFS, |_| plan(missing().as_deref())),
 };
 
 /// The hops of the longest chain.
@@ -116,11 +115,6 @@ impl Way {
 /// How the names of the kernel's variants begin.
 const LINUX: &str = "linux";
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &NFS)?;
-    lab.run(&plan(missing().as_deref()))
-}
-
 /// Why the experiment cannot run here, if so.
 fn missing() -> Option<String> {
     netns::missing_without(&["iperf3"]).or_else(|| {
@@ -140,9 +134,7 @@ fn plan(missing: Option<&str>) -> Trials {
                     plan.leave_out(way.name(), of, why);
                     continue;
                 }
-                let row_params: Params = of.clone();
-                let run = move |lab: &Lab| Ok(vec![Row::new(way.name(), &row_params, one(lab, way, nfs, rate)?)]);
-                plan.cases.push(Case { name: way.name().into(), params: of, run: Box::new(run) });
+                plan.cases.push(Case::one(way.name(), of, move |lab| one(lab, way, nfs, rate)));
             }
         }
     }
@@ -298,6 +290,7 @@ mod tests {
     use super::load::CoreTimes;
     use super::*;
     use crate::bench::daemon::tests::{assert_accepted, built};
+    use crate::bench::experiment::BenchArgs;
     use crate::bench::lab::tests::lab;
     use crate::skip::skip;
 

@@ -30,7 +30,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
@@ -40,7 +40,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "controllers",
     about: "cost and latency of stopping one process and running another, by each mechanism",
-    run,
+    run: |args| Lab::measure(args, &[], |_| plan()),
 };
 
 const MECHANISMS: [&str; 6] = ["doorbell", "realtime", "freeze", "signal", "freezer", "gate"];
@@ -89,11 +89,6 @@ struct Figures {
     missed: usize,
     right: Vec<(u32, f64)>,
     shortest_slice_us: Option<u32>,
-}
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan())
 }
 
 fn plan() -> Trials {

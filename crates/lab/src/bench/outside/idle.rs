@@ -12,8 +12,8 @@
 use serde_json::json;
 
 use super::Scheduler;
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::proc::threads_run_ns;
 use crate::bench::sched::netns::{self, Side, Wires};
@@ -21,8 +21,11 @@ use crate::bench::sched::{COST, chain_of, params};
 use crate::bench::setup::{Service, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "idle", about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "idle",
+    about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll",
+    run: |args| Lab::measure(args, &[COST], |_| plan(netns::missing_without(&["iperf3"]).as_deref())),
+};
 
 const NFS: usize = 3;
 const VARIANTS: [(&str, Scheduler); 2] =
@@ -40,11 +43,6 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(netns::missing_without(&["iperf3"]).as_deref()))
-}
-
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
@@ -54,9 +52,7 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(name, of, why);
             continue;
         }
-        let row_params = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, one(lab, sharing)?)]);
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one(name, of, move |lab| one(lab, sharing)));
     }
     plan
 }

@@ -15,16 +15,16 @@
 use serde_json::json;
 
 use super::{Scheduler, UNIT_NS, chain, cycles};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
-use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers, word_of};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials};
+use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-schedulers",
     about: "three NFs on a core, two of which poll, left to the kernel's schedulers (UNiS, figure 5)",
-    run,
+    run: |args| Lab::measure(args, &[COST], plan),
 };
 
 /// Whether each NF polls.
@@ -33,7 +33,7 @@ const POLLS: [bool; 3] = [false, true, true];
 /// The kernel's schedulers but SCHED_BATCH, and slices from outside.
 fn variants() -> Vec<(String, Scheduler)> {
     let of_kernel = schedulers().into_iter().filter(|class| *class != Class::Batch);
-    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{}", word_of(class)), Scheduler::Linux(class))).collect();
+    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{class}"), Scheduler::Linux(class))).collect();
     all.push(("uncooperative/auto".into(), Scheduler::Uncooperative));
     all
 }
@@ -54,11 +54,6 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
-
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);
     let apart = lab.cores.own(2).map(|own| own[1]);
@@ -73,14 +68,11 @@ fn plan(lab: &Lab) -> Trials {
                     continue;
                 }
             };
-            let (row_name, row_params) = (name.clone(), params.clone());
-            let run = move |lab: &Lab| {
+            plan.cases.push(Case::one(name, params.clone(), move |lab| {
                 let hz =
                     lab.tsc_hz().ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
-                let sample = lab.flow(&setup(lab, sharing, cycles(cost_ns, hz), last))?;
-                Ok(vec![Row::new(&row_name, &row_params, sample)])
-            };
-            plan.cases.push(Case { name, params: params.clone(), run: Box::new(run) });
+                lab.flow(&setup(lab, sharing, cycles(cost_ns, hz), last))
+            }));
         }
     }
     plan

@@ -13,7 +13,7 @@
 use serde_json::json;
 
 use super::{Scheduler, UNIT_NS, chain, cycles};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, DELIVERED, LINE_RING, params};
 use crate::bench::setup::Class;
@@ -22,7 +22,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "workflow",
     about: "chains of 1 to 10 polling NFs on one core, with turns from outside (UNiS, figures 6 to 8)",
-    run,
+    run: |args| Lab::measure(args, &[COST], plan),
 };
 
 const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
@@ -55,11 +55,6 @@ const GROUP: Group = Group {
     form: Form::Lines("nfs"),
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
-
 fn plan(_: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     for load in LOADS {
@@ -68,16 +63,14 @@ fn plan(_: &Lab) -> Trials {
             let params = params(&[("nfs", json!(nfs)), ("mean_cost_ns", json!(mean))]);
             let units: Vec<f64> = load.iter().copied().cycle().take(nfs).collect();
             for (name, sharing) in VARIANTS {
-                let (units, row_params) = (units.clone(), params.clone());
-                let run = move |lab: &Lab| {
+                let units = units.clone();
+                plan.cases.push(Case::one(name, params.clone(), move |lab| {
                     let hz = lab
                         .tsc_hz()
                         .ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
                     let costs: Vec<u64> = units.iter().map(|units| cycles(units * UNIT_NS, hz)).collect();
-                    let sample = lab.flow(&chain(lab, sharing, &costs, &vec![true; costs.len()]))?;
-                    Ok(vec![Row::new(name, &row_params, sample)])
-                };
-                plan.cases.push(Case { name: name.into(), params: params.clone(), run: Box::new(run) });
+                    lab.flow(&chain(lab, sharing, &costs, &vec![true; costs.len()]))
+                }));
             }
         }
     }

@@ -24,7 +24,7 @@ use serde_json::json;
 use sluice_api::config::Run;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
+use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::setup::{Chain, PACKET_BYTES, Service, Setup, Traffic};
@@ -130,19 +130,17 @@ fn plan(lab: &Lab, adapters: &[Rc<Adapter>]) -> Trials {
 }
 
 fn ours(way: Way, hops: u32, params: Params, cores: &[usize]) -> Case {
-    let (row_params, cores) = (params.clone(), cores.to_vec());
-    let run = move |lab: &Lab| {
+    let cores = cores.to_vec();
+    Case::one(way.name(), params, move |lab| {
         let mut sample = lab.flow(&setup(way, hops, &cores))?;
         put_cores(&mut sample, way.cores(hops));
-        Ok(vec![Row::new(way.name(), &row_params, sample)])
-    };
-    Case { name: way.name().into(), params, run: Box::new(run) }
+        Ok(sample)
+    })
 }
 
 fn theirs(adapter: &Rc<Adapter>, hops: u32, params: Params, cores: &[usize]) -> Case {
-    let (adapter, row_params, cores) = (adapter.clone(), params.clone(), cores.to_vec());
-    let name = adapter.name.clone();
-    let run = move |lab: &Lab| -> Result<Vec<Row>, Miss> {
+    let (adapter, cores) = (adapter.clone(), cores.to_vec());
+    Case::one(adapter.name.clone(), params, move |lab| {
         let folder = tempfile::Builder::new().prefix("sluice-peer-").tempdir().context("cannot make a temporary folder")?;
         let values = RunValues {
             cores: &cores,
@@ -154,9 +152,8 @@ fn theirs(adapter: &Rc<Adapter>, hops: u32, params: Params, cores: &[usize]) -> 
         };
         let mut sample = Sample::from([(DELIVERED.into(), process::delivered_pps(&adapter, &values, &lab.programs)?)]);
         put_cores(&mut sample, cores.len());
-        Ok(vec![Row::new(&adapter.name, &row_params, sample)])
-    };
-    Case { name, params, run: Box::new(run) }
+        Ok(sample)
+    })
 }
 
 /// A chain of bridges on these cores, of which the first is the packet thread's.

@@ -48,16 +48,17 @@ use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
 use sluice_cache::trace::{ENOUGH, Traced, TracedTraffic, beside, profile};
 use sluice_slo::curve;
 
-use super::{params, whole};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use super::whole;
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "profile-accuracy",
     about: "points of a profile and its error against a full sweep of cache ways, for NFs that are built by scripts/trace-nf",
-    run,
+    run: |args| Lab::measure(args, &[], |_| plan()),
 };
 
 const PACKET_NS: f64 = 50.0;
@@ -110,11 +111,6 @@ const CACHES: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan())
-}
-
 fn plan() -> Trials {
     let groups: Vec<crate::bench::lab::Shown> = vec![
         (ERRORS, |v| !v.name.starts_with(whole::WHOLE)),
@@ -142,8 +138,7 @@ fn plan() -> Trials {
 
 fn case(name: String, flows: u32, law: &str, run: impl Fn() -> Result<Sample, Miss> + 'static) -> Case {
     let params = params(&[("law", json!(law)), ("flows", json!(flows))]);
-    let (row_name, row_params) = (name.clone(), params.clone());
-    Case { name, params, run: Box::new(move |_| Ok(vec![Row::new(&row_name, &row_params, run()?)])) }
+    Case::one(name, params, move |_| run())
 }
 
 /// A traced NF of the examples, with its packets.

@@ -16,14 +16,9 @@ use sluice_planner::compare::CompareError;
 use sluice_planner::optimiser::OptimiserError;
 
 use crate::bench::lab::Miss;
-use crate::bench::report::Params;
 
 /// Time limit of the optimiser.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn params(of: &[(&str, serde_json::Value)]) -> Params {
-    of.iter().map(|(key, value)| ((*key).to_string(), value.clone())).collect()
-}
 
 /// Maps a failure of the planner: without a solver, the optimum is left out.
 fn missed(error: CompareError) -> Miss {

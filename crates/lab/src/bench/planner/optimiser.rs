@@ -11,16 +11,17 @@ use serde_json::json;
 use sluice_planner::compare;
 use sluice_planner::samples::{Mix, server};
 
-use super::{LIMIT, missed, params};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
+use super::{LIMIT, missed};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Trials, nothing};
 use crate::bench::measure::Sample;
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "optimiser",
     about: "time and gap of the optimiser for 10 to 1,000 servers, and of the admission of one SLO",
-    run,
+    run: |args| Lab::measure(args, &[], |_| plan()),
 };
 
 /// Number of SLOs, and whether they are solved in parts.
@@ -56,11 +57,6 @@ const ADMITTED: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan())
-}
-
 fn plan() -> Trials {
     let groups: Vec<crate::bench::lab::Shown> = vec![(SOLVED, |v| v.name != "admission"), (ADMITTED, |v| v.name == "admission")];
     let mut plan = Trials::new(EXPERIMENT.name, nothing, groups);
@@ -68,35 +64,29 @@ fn plan() -> Trials {
     for (mix, slos, in_parts) in SIZES.map(|(slos, in_parts)| (Mix::Mixed, slos, in_parts)).into_iter().chain(of_others) {
         let name = if in_parts { "parts" } else { "optimum" };
         let of = params(&[("slos", json!(slos)), ("mix", json!(mix.name()))]);
-        let row_params = of.clone();
-        let run = move |_: &Lab| {
+        plan.cases.push(Case::one(name, of, move |_| {
             let run = compare::optimum(mix, slos, in_parts, 1, &server(), LIMIT).map_err(missed)?;
             let (servers, bound, greedy) = (run.servers as f64, run.bound as f64, run.greedy as f64);
-            let sample = Sample::from([
+            Ok(Sample::from([
                 ("solve_s".to_string(), run.solve_s),
                 ("gap_percent".to_string(), (servers - bound) / servers * 100.0),
                 ("servers".to_string(), servers),
                 ("bound".to_string(), bound),
                 ("greedy_servers".to_string(), greedy),
                 ("greedy_over_percent".to_string(), (greedy / bound - 1.0) * 100.0),
-            ]);
-            Ok(vec![Row::new(name, &row_params, sample)])
-        };
-        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+            ]))
+        }));
     }
     for (mix, slos) in [Mix::Mixed, Mix::TracedSensitive].into_iter().flat_map(|mix| BESIDE.map(|slos| (mix, slos))) {
         let of = params(&[("slos", json!(slos)), ("mix", json!(mix.name()))]);
-        let row_params = of.clone();
-        let run = move |_: &Lab| {
+        plan.cases.push(Case::one("admission", of, move |_| {
             let mut times = compare::admission_s(mix, slos, TRIES, 1, &server()).map_err(missed)?;
             times.sort_by(f64::total_cmp);
-            let sample = Sample::from([
+            Ok(Sample::from([
                 ("admission_ms_p50".to_string(), crate::bench::report::median(&times) * 1e3),
                 ("admission_ms_max".to_string(), times.last().copied().unwrap_or(0.0) * 1e3),
-            ]);
-            Ok(vec![Row::new("admission", &row_params, sample)])
-        };
-        plan.cases.push(Case { name: "admission".into(), params: of, run: Box::new(run) });
+            ]))
+        }));
     }
     plan
 }

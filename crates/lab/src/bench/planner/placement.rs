@@ -38,17 +38,18 @@ use sluice_planner::compare;
 use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
 use sluice_planner::samples::{Mix, SloTerms, server};
 
-use super::{LIMIT, missed, params, predictor};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use super::{LIMIT, missed, predictor};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Shown, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::{LeftOut, Params, Summary, Variant};
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "placement",
     about: "servers and broken promises of eight ways of placing 200 SLOs, error of a predictor (ResQ, figures 8 to 10)",
-    run,
+    run: |args| Lab::measure(args, &[], |_| plan()),
 };
 
 const SLOS: usize = 200;
@@ -89,11 +90,6 @@ const FAIR_SHARE: Group = Group {
 };
 
 const ALONE: Group = Group { title: "200 SLOs of 90 % or 100 % of an instance alone, medians of sets", ..FAIR_SHARE };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let shown: Vec<Shown> = vec![

@@ -26,10 +26,10 @@ use sluice_planner::samples::{KINDS, OnServer, SampleKind, TRACED, server};
 use sluice_slo::placement::ServerShape;
 use sluice_slo::profile::Profile;
 
-use super::params;
 use crate::bench::lab::{Case, Lab, Miss, Row};
 use crate::bench::measure::Sample;
 use crate::bench::report::{Params, median};
+use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
 pub const ERROR: &str = "predictor";

@@ -101,13 +101,10 @@ fn plan(_: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, of_ample, shown);
     for live in LIVE {
         let of = params(&[("live", Value::from(live))]);
-        let row_params = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new("per-flow", &row_params, measure(lab, live)?)]);
-        plan.cases.push(Case { name: "per-flow".into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one("per-flow", of, move |lab| measure(lab, live)));
     }
     for members in POOLS {
-        let run = move |lab: &Lab| Ok(vec![Row::new("pool", &nfs(members), wait(lab, members)?)]);
-        plan.cases.push(Case { name: "pool".into(), params: nfs(members), run: Box::new(run) });
+        plan.cases.push(Case::one("pool", nfs(members), move |lab| wait(lab, members)));
     }
     plan
 }

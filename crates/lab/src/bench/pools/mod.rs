@@ -178,9 +178,7 @@ pub fn flow(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
 
 /// A case of one setup.
 pub fn case(name: &str, of: Params, setup: Setup) -> Case {
-    let (row_name, row_params) = (name.to_string(), of.clone());
-    let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, flow(lab, &setup)?)]);
-    Case { name: name.into(), params: of, run: Box::new(run) }
+    Case::one(name, of, move |lab| flow(lab, &setup))
 }
 
 /// The param for the number of members.

@@ -25,7 +25,7 @@ use anyhow::Context;
 
 use super::{CHAIN, KINDS, Kind, NF_CPU, OF_ONE, P50, P99, SWITCHES, case, frames, nfs, of_one, pooled, ring, setup};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
+use crate::bench::lab::{Case, Lab, Miss, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::{COST, DELIVERED, chain_of, nf_cores, params};
@@ -109,11 +109,7 @@ fn plan(lab: &Lab) -> Trials {
     {
         plan.cases.push(case(name, in_chains(members, cores.len()), chains(lab, &cores, members, rate)));
     }
-    plan.cases.push(Case {
-        name: "idle".into(),
-        params: nfs(IDLE),
-        run: Box::new(|lab| Ok(vec![Row::new("idle", &nfs(IDLE), idle(lab)?)])),
-    });
+    plan.cases.push(Case::one("idle", nfs(IDLE), idle));
     plan
 }
 
@@ -145,7 +141,7 @@ fn chains(lab: &Lab, cores: &[usize], all: u32, rate: f64) -> Setup {
 
 /// Available memory of the host, in bytes.
 fn available() -> anyhow::Result<u64> {
-    Ok(super::meminfo("MemAvailable").context("/proc/meminfo tells nothing of available memory")? * 1024)
+    Ok(super::meminfo("MemAvailable").context("/proc/meminfo has nothing about available memory")? * 1024)
 }
 
 /// NFs of one daemon that the host's limit of open files allows.
@@ -201,6 +197,7 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
 mod tests {
     use super::*;
     use crate::bench::daemon::tests::assert_accepted;
+    use crate::bench::lab::Row;
     use crate::bench::lab::tests::lab;
 
     #[test]

@@ -22,7 +22,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use super::{CHAIN, POOL, calm, churn};
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::median;
 use crate::bench::sched::params;
@@ -67,9 +67,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let (flows, packets) = FLOWS;
     let of = params(&[("offered", flows.into()), ("flow_packets", packets.into())]);
-    let row_params = of.clone();
-    let run = move |lab: &Lab| Ok(vec![Row::new("killed", &row_params, soak(lab)?)]);
-    plan.cases.push(Case { name: "killed".into(), params: of, run: Box::new(run) });
+    plan.cases.push(Case::one("killed", of, soak));
     lab.run(&plan)
 }
 
@@ -248,7 +246,7 @@ const FLAT_PERCENT: f64 = 2.0;
 
 fn ensure_nothing_left(out: &Sample) -> anyhow::Result<()> {
     let of = |metric: &str| out.get(metric).copied().unwrap_or(0.0);
-    ensure!(of("killed_count") > 0.0, "no NF was killed: the run was too short to tell anything");
+    ensure!(of("killed_count") > 0.0, "no NF was killed: the run was too short to show anything");
     let growth = of("memory_growth_percent");
     ensure!(growth <= FLAT_PERCENT, "memory grew by {growth:.1} % from the second quarter to the last");
     for (metric, n) in out.iter().filter(|(metric, _)| metric.starts_with("left_")) {

@@ -15,13 +15,16 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, CPU, JAIN, Mode, PARTS, cases, chain_of, name_of, nf_of, params, schedulers, traffic_to};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Lab, Row, Trials};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "sched-baseline", about: "three NFs on a core, by cost and load, under each scheduler (figure 1)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "sched-baseline",
+    about: "three NFs on a core, by cost and load, under each scheduler (figure 1)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 const COSTS: [[u64; 3]; 2] = [[250, 250, 250], [500, 250, 50]];
 /// Millions of packets per second.
@@ -51,11 +54,6 @@ const GROUP: Group = Group {
     plotted: 4,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, total, vec![(GROUP, |_| true)]);

@@ -16,12 +16,15 @@ use super::{
     COST, COSTS, CPU, DELIVERED, HopSpec, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases,
     line, params, ratios, schedulers,
 };
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Trials};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "chain", about: "costs 120/270/550 on one core, in every mode under every scheduler (figure 7)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "chain",
+    about: "costs 120/270/550 on one core, in every mode under every scheduler (figure 7)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 const RATES: Group = Group {
     title: "A chain of costs 120, 270 and 550 on one core",
@@ -68,11 +71,6 @@ const TIMES: Group = Group {
     plotted: 3,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 /// The three hops, on the NFs' shared core.
 pub fn hops(lab: &Lab) -> Vec<HopSpec> {

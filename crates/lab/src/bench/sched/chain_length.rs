@@ -15,13 +15,16 @@ use super::{
     COST, COSTS, DELIVERED, ENDS, HopSpec, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
     ratios,
 };
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Lab, Trials};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "chain-length", about: "chains of 1 to 10 NFs, on one core and on several (figure 16)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "chain-length",
+    about: "chains of 1 to 10 NFs, on one core and on several (figure 16)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
 /// Most cores for NFs.
@@ -45,11 +48,6 @@ const GROUP: Group = Group {
     plotted: 2,
     form: Form::Lines("nfs"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);

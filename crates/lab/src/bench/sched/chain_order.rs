@@ -17,14 +17,17 @@ use super::{
     COST, COSTS, DELIVERED, ENDS, HopSpec, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, params, ratios_besides,
     schedulers,
 };
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::fair::spread_percent;
 use crate::bench::lab::{Lab, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "chain-order", about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "chain-order",
+    about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 const RATES: Group = Group {
     title: "A chain of costs 120, 270 and 550 on one core, by order",
@@ -44,11 +47,6 @@ const SPREAD: Group = Group {
     plotted: 1,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> =

@@ -35,7 +35,7 @@ use serde_json::json;
 
 use super::{COST, Mode, PARTS, chain_of, name_of, nf, nf_of, params, schedulers, traffic_to};
 use crate::bench::daemon::Daemon;
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::fair::{deviation, mean};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::{Reading, Sample};
@@ -47,7 +47,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "dynamic",
     about: "one of two NFs costs three times as much for a while; shares over time (figure 15a)",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan()),
 };
 
 const LOW: u64 = 1_000;
@@ -84,11 +84,6 @@ const CURVE: Group = Group {
     plotted: 1,
     form: Form::Series("time_s"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan())
-}
 
 fn plan() -> Trials {
     let shown: Vec<crate::bench::lab::Shown> =
@@ -183,7 +178,7 @@ fn until(
         if now >= *next_s {
             let read = |pid: u32| Task::read(Path::new("/proc"), pid).map(|task| task.run_ns);
             let (Some(a), Some(b)) = (read(pids[0]), read(pids[1])) else {
-                return Err(Miss::LeaveOut("this kernel does not tell the time of a process (/proc/PID/schedstat)".into()));
+                return Err(Miss::LeaveOut("this kernel does not report the time of a process (/proc/PID/schedstat)".into()));
             };
             points.push((now, [a, b]));
             *next_s += EVERY_S;

@@ -38,7 +38,7 @@ use sluice_policy::sched::cost::{Idle, Outside};
 
 use super::{COST, Mode, RING, chain_of, nf, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::outside::{UNIT_NS, cycles};
@@ -49,7 +49,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "estimate",
     about: "what a packet costs each NF, from outside and inside, by artificial work (UNiS, figure 4) and by load of its core",
-    run,
+    run: |args| Lab::measure(args, &[], plan),
 };
 
 /// Flows of all packets.
@@ -189,11 +189,6 @@ const LOAD: Group = Group {
     form: Form::Lines("load_percent"),
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[])?;
-    lab.run(&plan(&lab))
-}
-
 fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![
         (NFS, |v| v.name.starts_with("nf/")),
@@ -210,15 +205,11 @@ fn plan(lab: &Lab) -> Trials {
             plan.leave_out(&name, Params::new(), why.to_string());
             continue;
         }
-        let row = name.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(&row, &Params::new(), compare(lab, example)?)]);
-        plan.cases.push(Case { name, params: Params::new(), run: Box::new(run) });
+        plan.cases.push(Case::one(name, Params::new(), move |lab| compare(lab, example)));
     }
     for units in UNITS {
         let of = params(&[("units", json!(units))]);
-        let row_params = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new("units", &row_params, work(lab, units)?)]);
-        plan.cases.push(Case { name: "units".into(), params: of, run: Box::new(run) });
+        plan.cases.push(Case::one("units", of, move |lab| work(lab, units)));
     }
     for (cycles, polls) in LINES {
         let name = format!("load/{}", if polls { "poll" } else { "sleep" });
@@ -461,6 +452,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
 mod tests {
     use super::*;
     use crate::bench::daemon::tests::{assert_accepted, built};
+    use crate::bench::experiment::BenchArgs;
     use crate::bench::lab::tests::lab;
 
     #[test]

@@ -15,14 +15,17 @@ use sluice_policy::sim::experiments::{FAIRNESS, FAIRNESS_UNIT};
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, DELIVERED, JAIN, Mode, cases, chain_of, name_of, nf_of, params, schedulers, traffic_to};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::fair::jain;
 use crate::bench::lab::{Lab, Row, Trials};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "fairness", about: "1 to 6 flows of costs 1:2:5:20:40:60 on one core; Jain's index (figure 15b, c)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "fairness",
+    about: "1 to 6 flows of costs 1:2:5:20:40:60 on one core; Jain's index (figure 15b, c)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Weights alone are the paper's mechanism of shares; to refuse packets moves none between flows.
 const MODES: [Mode; 4] = [Mode::Default, Mode::Weights, Mode::Nfvnice, Mode::Sluice];
@@ -51,11 +54,6 @@ const GROUP: Group = Group {
     plotted: 2,
     form: Form::Lines("diversity"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);

@@ -42,7 +42,7 @@ use serde_json::json;
 use super::netns::{self, Wires, missing};
 use super::{COST, Mode, PARTS, WASTED, chain_of, name_of, nf_of, params, schedulers};
 use crate::bench::daemon::Daemon;
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::fair::mean;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Sample, sample};
@@ -51,8 +51,11 @@ use crate::bench::setup::{Class, Device, Setup, Traffic};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "isolation", about: "real TCP beside UDP flows with a bottleneck of their own (figure 13)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "isolation",
+    about: "real TCP beside UDP flows with a bottleneck of their own (figure 13)",
+    run: |args| Lab::measure(args, &[COST], |_| plan(missing().as_deref())),
+};
 
 const COSTS: [u64; 3] = [120, 270, 4500];
 const UDP_FLOWS: u32 = 10;
@@ -123,11 +126,6 @@ impl Flows {
     }
 }
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(missing().as_deref()))
-}
-
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![
@@ -144,9 +142,7 @@ fn plan(missing: Option<&str>) -> Trials {
                 plan.leave_out(&name, flows.params(), why);
                 continue;
             }
-            let row_name = name.clone();
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &flows.params(), one(lab, mode, class, flows)?)]);
-            plan.cases.push(Case { name: name.clone(), params: flows.params(), run: Box::new(run) });
+            plan.cases.push(Case::one(name.clone(), flows.params(), move |lab| one(lab, mode, class, flows)));
         }
     }
     for mode in COURSES {

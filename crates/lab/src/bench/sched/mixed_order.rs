@@ -18,13 +18,16 @@ use super::{
     chain_of, line_rate,
 };
 use super::{nf_of, params, ratios, schedulers, stages, traffic_to};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Lab, Trials};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "mixed-order", about: "1 to 6 flows through the same NFs, each in an order of its own (figure 12)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "mixed-order",
+    about: "1 to 6 flows through the same NFs, each in an order of its own (figure 12)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Equal costs, as in the paper.
 const EQUAL: [u64; 3] = [270; 3];
@@ -36,11 +39,6 @@ const GROUP: Group = Group {
     plotted: 2,
     form: Form::Lines("flows"),
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);

@@ -139,17 +139,8 @@ impl Mode {
     }
 }
 
-/// A scheduler's word in names.
-pub fn word_of(class: Class) -> String {
-    match class {
-        Class::Other => "other".into(),
-        Class::Batch => "batch".into(),
-        Class::Rr(ms) => format!("rr{ms}"),
-    }
-}
-
 pub fn name_of(mode: Mode, class: Class) -> String {
-    format!("{}/{}", mode.word(), word_of(class))
+    format!("{}/{class}", mode.word())
 }
 
 /// Params from names and values.

@@ -14,12 +14,15 @@ use super::{
     COST, CPU, DELIVERED, HopSpec, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, nf_cores, params,
     place, ratios,
 };
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Lab, Trials};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "multicore", about: "costs 550/2200/4500, on separate cores if there are enough (table 5)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "multicore",
+    about: "costs 550/2200/4500, on separate cores if there are enough (table 5)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// With separate cores: without weights alone, which have nothing to weigh.
 const APART: [Mode; 5] = [Mode::Default, Mode::Backpressure, Mode::Nfvnice, Mode::Sluice, Mode::Ideal];
@@ -46,11 +49,6 @@ const GROUP: Group = Group {
     plotted: 5,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);

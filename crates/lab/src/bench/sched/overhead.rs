@@ -33,15 +33,17 @@ use sluice_shm::histogram::Histogram;
 use super::chain::hops;
 use super::host_costs::{TIMES, WAKES, middle, switches, wakes};
 use super::{COST, Mode, line, params};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
-use crate::bench::report::Params;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.8)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "overhead",
+    about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.8)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Packets per second through the chain: less than half of what a core at 2 GHz can carry.
 const PPS: f64 = 500_000.0;
@@ -75,27 +77,18 @@ const WHOLE: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
-
 fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![(SMALL, |v| !v.name.contains('/')), (WHOLE, |v| v.name.contains('/'))];
     let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
-    let small = |name: &'static str, of: Params, run: fn(&Lab) -> Result<Sample, Miss>| {
-        let row_params = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, run(lab)?)]);
-        Case { name: name.into(), params: of, run: Box::new(run) }
-    };
     let times = |n: usize| params(&[("times", json!(n))]);
-    plan.cases.push(small("sample", times(TIMES), |_| Ok(samples())));
-    plan.cases.push(small("weight-write", times(TIMES), |_| weight_writes(Path::new(CGROUPS))));
-    plan.cases.push(small("wake", times(WAKES), |lab| {
+    plan.cases.push(Case::one("sample", times(TIMES), |_| Ok(samples())));
+    plan.cases.push(Case::one("weight-write", times(TIMES), |_| weight_writes(Path::new(CGROUPS))));
+    plan.cases.push(Case::one("wake", times(WAKES), |lab| {
         let (caller_ns, until_ns) = wakes(lab.manager_core, lab.cores.shared())?;
         Ok(Sample::from([("wake_caller_ns".into(), caller_ns), ("wake_ns".into(), until_ns)]))
     }));
-    plan.cases.push(small("switch", times(TIMES), |lab| Ok(Sample::from([("switch_ns".into(), switches(lab.cores.shared())?)]))));
+    plan.cases
+        .push(Case::one("switch", times(TIMES), |lab| Ok(Sample::from([("switch_ns".into(), switches(lab.cores.shared())?)]))));
     for (name, tuned) in [("untuned/other", false), ("tuned/other", true)] {
         plan.cases.push(Case::flow(name, params(&[("rate_pps", json!(PPS))]), setup(lab, tuned)));
     }

@@ -29,8 +29,8 @@ use serde_json::json;
 
 use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
-use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
+use crate::bench::experiment::Experiment;
+use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::stats::Window;
@@ -40,7 +40,7 @@ use sluice_api::model::{NfState, Stats};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "repack",
     about: "load falls and a core is freed, load rises and it is taken back (sluice pack --every)",
-    run,
+    run: |args| Lab::measure(args, &[super::COST, LAB], plan),
 };
 
 const CHAINS: usize = 4;
@@ -79,11 +79,6 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[super::COST, LAB])?;
-    lab.run(&plan(&lab))
-}
-
 /// Where NFs may run, and how much of it is planned.
 #[derive(Debug, Clone, PartialEq)]
 struct Ground {
@@ -114,9 +109,7 @@ fn plan(lab: &Lab) -> Trials {
         ("margin_percent", json!(ground.margin)),
         ("nfs", json!(CHAINS)),
     ]);
-    let (name, row_params) = ("pack/every", of.clone());
-    let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, watch(lab, &ground)?)]);
-    plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+    plan.cases.push(Case::one("pack/every", of, move |lab| watch(lab, &ground)));
     plan
 }
 

@@ -21,13 +21,16 @@ use serde_json::json;
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, CPU, DELIVERED, JAIN, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, chain_of, line_rate};
 use super::{name_of, nf_cores, nf_of, params, place, ratios, run_of, traffic_to};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Lab, Trials};
 use crate::bench::setup::{Chain, Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "shared-nf", about: "two chains over four NFs, one with a bottleneck of its own (figure 9, table 6)", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "shared-nf",
+    about: "two chains over four NFs, one with a bottleneck of its own (figure 9, table 6)",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// With separate cores: without weights alone, which have nothing to weigh, and without the ideal.
 const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Nfvnice, Mode::Sluice];
@@ -57,11 +60,6 @@ const GROUP: Group = Group {
     plotted: 3,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);

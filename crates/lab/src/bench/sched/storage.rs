@@ -112,15 +112,12 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.leave_out(&name, of, why);
             continue;
         }
-        let (row_name, row_params) = (name.clone(), of.clone());
-        let run = move |lab: &Lab| {
-            let sample = one(lab, |folder| match mode {
+        plan.cases.push(Case::one(name, of, move |lab| {
+            one(lab, |folder| match mode {
                 None => setup(lab, writes, bytes, folder),
                 Some(mode) => platform(lab, mode, writes, bytes, folder),
-            })?;
-            Ok(vec![Row::new(&row_name, &row_params, sample)])
-        };
-        plan.cases.push(Case { name, params: of, run: Box::new(run) });
+            })
+        }));
     }
     plan
 }

@@ -11,14 +11,14 @@
 use super::chain::cases_of;
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, COSTS, CPU, DELIVERED, HopSpec, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Lab, Trials};
 use crate::bench::table::{Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "variable-cost",
     about: "a chain whose packets cost 120, 270 or 550 in each NF, drawn anew (figure 10)",
-    run,
+    run: |args| Lab::measure(args, &[COST], plan),
 };
 
 const GROUP: Group = Group {
@@ -41,11 +41,6 @@ const GROUP: Group = Group {
     plotted: 3,
     form: Form::Bars,
 };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn hops(lab: &Lab) -> Vec<HopSpec> {
     (1..=COSTS.len()).map(|i| HopSpec { cycles: COSTS.into(), ..HopSpec::new(i, lab.cores.shared(), 0) }).collect()

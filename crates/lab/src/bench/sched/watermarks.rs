@@ -17,14 +17,17 @@ use serde_json::json;
 use super::{
     COST, COSTS, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides,
 };
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::{Params, Variant};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "watermarks", about: "the tuning sweep: watermarks, queueing time, ring depth, frames, hand-over", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "watermarks",
+    about: "the tuning sweep: watermarks, queueing time, ring depth, frames, hand-over",
+    run: |args| Lab::measure(args, &[COST], plan),
+};
 
 /// Low and high watermark, in percent.
 const MARKS: [(u32, u32); 9] = [(10, 20), (20, 40), (40, 60), (50, 70), (60, 70), (60, 90), (70, 80), (80, 90), (90, 95)];
@@ -89,11 +92,6 @@ const GROUP: Group = Group {
 };
 const OTHERS: Group =
     Group { title: "Chains of other lengths and costs, by low watermark (the high one is 80)", keys: &["costs", "low"], ..GROUP };
-
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(&lab))
-}
 
 fn sweep() -> Vec<Point> {
     let mut out = vec![MIDDLE];

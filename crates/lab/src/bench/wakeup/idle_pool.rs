@@ -11,7 +11,7 @@
 use serde_json::json;
 
 use super::{Together, pooled, wait_for_members};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, Mode, chain_of, line_rate, params, traffic_to};
@@ -21,7 +21,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "idle-pool",
     about: "throughput and latency of 16 flows' NFs beside 0 to 2,000 idle members of their pool",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan()),
 };
 
 const ACTIVE: u32 = 16;
@@ -46,20 +46,13 @@ const GROUP: Group = Group {
     form: Form::Lines("idle"),
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan())
-}
-
 fn plan() -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for (load, rate) in [("moderate", MODERATE_PPS), ("overload", line_rate(64))] {
         for idle in IDLE {
             let name = format!("{POLICY}/{load}");
             let of = params(&[("idle", json!(idle)), ("flows", json!(ACTIVE))]);
-            let (row_name, row_params) = (name.clone(), of.clone());
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, one(lab, idle, rate)?)]);
-            plan.cases.push(Case { name, params: of, run: Box::new(run) });
+            plan.cases.push(Case::one(name, of, move |lab| one(lab, idle, rate)));
         }
     }
     plan

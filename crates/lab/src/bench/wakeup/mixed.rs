@@ -28,7 +28,7 @@ use serde_json::json;
 
 use super::web::{Clients, WebServer};
 use super::{POLICIES, Together, pooled, wait_for_members, web};
-use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
@@ -40,7 +40,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "mixed",
     about: "web requests and a bulk transfer through pools of NFs, by wake policy, per flow and by hash (Flurries, tables 1 and 2)",
-    run,
+    run: |args| Lab::measure(args, &[COST], |_| plan(netns::missing().or_else(web::missing).as_deref())),
 };
 
 /// Cycles per packet and NF.
@@ -70,11 +70,6 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
-    lab.run(&plan(netns::missing().or_else(web::missing).as_deref()))
-}
-
 fn of_members(tcp_mbit: u32) -> Params {
     params(&[("nfs", json!(2 * MEMBERS)), ("clients", json!(CLIENTS)), ("tcp_mbit", json!(tcp_mbit))])
 }
@@ -89,9 +84,7 @@ fn plan(missing: Option<&str>) -> Trials {
                 plan.leave_out(&name, of, why);
                 continue;
             }
-            let (row_name, row_params) = (name.clone(), of.clone());
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, one(lab, policy, per, tcp_mbit)?)]);
-            plan.cases.push(Case { name, params: of, run: Box::new(run) });
+            plan.cases.push(Case::one(name, of, move |lab| one(lab, policy, per, tcp_mbit)));
         }
     }
     plan

@@ -91,22 +91,22 @@ pub(crate) enum Action {
     /// Hold nothing against it before this time, in nanoseconds of the monotonic clock.
     Spare(u64),
     /// Log that the daemon still waits for it after this time, because its core is busy.
-    TellStarved(Duration),
+    ReportStarved(Duration),
     /// Log that it is stopped because it sent no hello.
-    TellSilent,
-    TellStopped(StopReason),
+    ReportSilent,
+    ReportStopped(StopReason),
     Settle,
     ForkIsLate,
     /// Treat it as ended: nothing would report its end.
     Lose,
     /// Its version does not work: why.
     TrialFailed(TrialEnd),
-    TellEnd(End),
+    ReportEnd(End),
     /// Take back what it has, frames last.
     Reclaim,
     /// Wake up no later than this time, in nanoseconds of the monotonic clock.
     ScheduleAt(u64),
-    Bury,
+    Remove,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -37,7 +37,7 @@ pub(crate) struct Foreign {
     pub(crate) trouble: Option<String>,
     pub(crate) processes: ProcessSet,
     /// CPU time and packets when its cost was last reported.
-    pub(crate) told: (u64, u64),
+    pub(crate) reported: (u64, u64),
     /// When its addresses are announced next, and how many times they were.
     pub(crate) announced: Option<(Instant, usize)>,
     /// When its interfaces were checked last.
@@ -47,9 +47,9 @@ pub(crate) struct Foreign {
 impl Foreign {
     /// Reports the cost of its packets, as an NF would itself, from the CPU time of its processes
     /// since their start, in nanoseconds.
-    pub(crate) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
+    pub(crate) fn report_cost(&mut self, handle: &NfHandle, used_ns: u64) {
         let entered = self.counters.api.entered.get();
-        let (before_ns, before) = std::mem::replace(&mut self.told, (used_ns, entered));
+        let (before_ns, before) = std::mem::replace(&mut self.reported, (used_ns, entered));
         let (took, packets) = (used_ns.saturating_sub(before_ns), entered - before);
         if packets > 0 && took > 0 {
             handle.region.page.add(Counter::BusyNs, took);

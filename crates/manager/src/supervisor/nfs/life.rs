@@ -351,7 +351,7 @@ impl Life {
     }
 
     fn end_for_cause(&mut self, told: Option<StopReason>, todo: &mut Vec<Action>) {
-        todo.extend(told.map(Action::TellStopped));
+        todo.extend(told.map(Action::ReportStopped));
         todo.push(Action::Kill);
         // There is no process of ours whose end would be noticed.
         self.course.is_leaving |= self.origin == Origin::Foreign && self.process != Process::Ours;
@@ -383,10 +383,10 @@ impl Life {
         if is_starved && self.respites < RESPITES {
             self.respites += 1;
             self.deadline_ns = Some(now_ns + ns(HELLO_PATIENCE));
-            todo.push(Action::TellStarved(HELLO_PATIENCE * self.respites));
+            todo.push(Action::ReportStarved(HELLO_PATIENCE * self.respites));
         } else {
             self.note(Cause::Silent(HELLO_PATIENCE.as_secs() * u64::from(self.respites + 1)));
-            todo.extend([Action::TellSilent, Action::Kill]);
+            todo.extend([Action::ReportSilent, Action::Kill]);
         }
     }
 
@@ -417,7 +417,7 @@ impl Life {
             // A foreign program's former namespace may still be in clearing, without the NF.
             State::Expected | State::Restarting | State::Failed => {
                 self.to(State::Gone)?;
-                todo.push(Action::Bury);
+                todo.push(Action::Remove);
             }
         }
         Ok(())
@@ -503,7 +503,7 @@ impl Life {
         self.deadline_ns = pause_ns.map(|pause| now_ns + pause);
         if next != State::Gone && !is_spent {
             let (ran, pause) = (Duration::from_nanos(ran_ns), pause_ns.map(Duration::from_nanos));
-            todo.push(Action::TellEnd(End { cause, ran, next, pause }));
+            todo.push(Action::ReportEnd(End { cause, ran, next, pause }));
         }
         todo.push(Action::Reclaim);
         todo.extend(self.what_follows(next, pause_ns));
@@ -552,7 +552,7 @@ impl Life {
 
     fn what_follows(&mut self, next: State, pause_ns: Option<u64>) -> Option<Action> {
         match (next, pause_ns) {
-            (State::Gone, _) => Some(Action::Bury),
+            (State::Gone, _) => Some(Action::Remove),
             (State::Restarting, None) => Some(Action::Launch(Again::Fresh)),
             // What a foreign program leaves behind is still being cleared.
             (State::Restarting, Some(0)) if self.origin != Origin::Foreign => {

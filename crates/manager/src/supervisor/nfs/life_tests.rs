@@ -89,7 +89,7 @@ fn for_cause(stop_reason: StopReason) -> Ended {
 
 fn said(todo: &[Action]) -> Option<(Cause, String)> {
     todo.iter().find_map(|action| match action {
-        Action::TellEnd(end) => Some((end.cause.clone(), end.next())),
+        Action::ReportEnd(end) => Some((end.cause.clone(), end.next())),
         _ => None,
     })
 }
@@ -141,7 +141,7 @@ mod start {
         assert_eq!(nf.left(), Some(HELLO_PATIENCE));
         assert_eq!(nf.after(HELLO_PATIENCE - MS), []);
         assert_eq!(nf.after(MS), [Action::LookWhetherStarved]);
-        assert_eq!(nf.on(Event::Starved(false)), [Action::TellSilent, Action::Kill]);
+        assert_eq!(nf.on(Event::Starved(false)), [Action::ReportSilent, Action::Kill]);
         let todo = nf.runs_for(MS, CRASH);
         assert_eq!(said(&todo).unwrap().0, Cause::Silent(10));
     }
@@ -158,10 +158,10 @@ mod start {
         let mut nf = Played::new(Origin::Started);
         nf.all([Event::Launched, Event::Spawned]);
         nf.after(HELLO_PATIENCE);
-        assert_eq!(nf.on(Event::Starved(true)), [Action::TellStarved(HELLO_PATIENCE)]);
+        assert_eq!(nf.on(Event::Starved(true)), [Action::ReportStarved(HELLO_PATIENCE)]);
         assert_eq!(nf.left(), Some(HELLO_PATIENCE));
         nf.after(HELLO_PATIENCE);
-        assert_eq!(nf.on(Event::Starved(true)), [Action::TellStarved(2 * HELLO_PATIENCE)]);
+        assert_eq!(nf.on(Event::Starved(true)), [Action::ReportStarved(2 * HELLO_PATIENCE)]);
     }
 
     #[test]
@@ -172,7 +172,7 @@ mod start {
             assert_eq!(nf.after(HELLO_PATIENCE), [Action::LookWhetherStarved]);
             nf.on(Event::Starved(true));
         }
-        assert_eq!(nf.after(HELLO_PATIENCE), [Action::TellSilent, Action::Kill]);
+        assert_eq!(nf.after(HELLO_PATIENCE), [Action::ReportSilent, Action::Kill]);
         assert_eq!(said(&nf.runs_for(MS, CRASH)).unwrap().0, Cause::Silent(120));
     }
 
@@ -258,7 +258,7 @@ mod zygote {
         let mut nf = Played::new(Origin::Started);
         nf.all([Event::Launched, Event::Asked]);
         assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Kill, Action::Lose]);
-        assert_eq!(nf.on(Event::Ended(CRASH)), [Action::Reclaim, Action::Bury]);
+        assert_eq!(nf.on(Event::Ended(CRASH)), [Action::Reclaim, Action::Remove]);
         assert!(nf.is(State::Gone));
     }
 
@@ -364,7 +364,7 @@ mod restart {
     fn one_that_has_failed_can_be_removed() {
         let mut nf = Played::running(Origin::Started);
         nf.runs_for(S, Ended { comes_again: false, ..CRASH });
-        assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Bury]);
+        assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Remove]);
         assert!(nf.is(State::Gone));
     }
 
@@ -374,7 +374,7 @@ mod restart {
         nf.runs_for(MS, CRASH);
         nf.comes();
         nf.runs_for(MS, CRASH);
-        assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Bury]);
+        assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Remove]);
         assert!(nf.is(State::Gone));
         assert_eq!(nf.after(S), []);
     }
@@ -428,7 +428,7 @@ mod offences {
     fn one_that_forges_is_stopped_and_that_is_said() {
         let mut nf = Played::running(Origin::Started);
         let todo = nf.on(Event::MustStop(StopReason::Violations, 9));
-        assert_eq!(todo, [Action::TellStopped(StopReason::Violations), Action::Kill]);
+        assert_eq!(todo, [Action::ReportStopped(StopReason::Violations), Action::Kill]);
         let todo = nf.runs_for(S, for_cause(StopReason::Violations));
         assert_eq!(said(&todo).unwrap().0, Cause::Violations { times: 9, last: Some(Violation::Frame) });
         assert_eq!(nf.life.stops(), 1);
@@ -472,7 +472,7 @@ mod offences {
     fn the_first_stall_is_answered_at_once_because_it_stood_still_long_enough() {
         let mut nf = Played::running(Origin::Started);
         assert_eq!(nf.on(Event::MustStop(StopReason::Stalled, 0)), [Action::LookAtUse]);
-        assert_eq!(nf.on(Event::Used(None, STALL_MS)), [Action::TellStopped(StopReason::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::Used(None, STALL_MS)), [Action::ReportStopped(StopReason::Stalled), Action::Kill]);
         let todo = nf.runs_for(MS, for_cause(StopReason::Stalled));
         assert_eq!(said(&todo).unwrap(), (Cause::Stalled(STALL_MS), "it is started again at once".into()));
         nf.comes();
@@ -496,7 +496,7 @@ mod offences {
         nf.on(Event::Used(Some(S), STALL_MS));
         nf.now += RESPITE.as_nanos() as u64;
         // 51 ms of a second: more than a twentieth.
-        assert_eq!(nf.on(Event::Used(Some(S + 51 * MS), STALL_MS)), [Action::TellStopped(StopReason::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::Used(Some(S + 51 * MS), STALL_MS)), [Action::ReportStopped(StopReason::Stalled), Action::Kill]);
     }
 
     #[test]
@@ -521,7 +521,7 @@ mod offences {
     fn one_that_is_dying_already_gets_no_respite() {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Closed(false));
-        assert_eq!(nf.on(Event::MustStop(StopReason::Stalled, 0)), [Action::TellStopped(StopReason::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(StopReason::Stalled, 0)), [Action::ReportStopped(StopReason::Stalled), Action::Kill]);
     }
 
     #[test]
@@ -554,7 +554,7 @@ mod removal {
         assert!(nf.is(State::Running) && !nf.life.takes_packets() && !nf.life.stays());
         assert_eq!(nf.on(Event::Drained), [Action::SayStop]);
         assert!(nf.is(State::Stopping));
-        assert_eq!(nf.runs_for(MS, CRASH), [Action::Reclaim, Action::Bury]);
+        assert_eq!(nf.runs_for(MS, CRASH), [Action::Reclaim, Action::Remove]);
         assert!(nf.is(State::Gone));
     }
 
@@ -580,7 +580,7 @@ mod removal {
     fn one_that_dies_while_it_drains_is_gone_and_not_started_again() {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::StopRequested(DRAIN));
-        assert_eq!(nf.runs_for(MS, CRASH), [Action::Reclaim, Action::Bury]);
+        assert_eq!(nf.runs_for(MS, CRASH), [Action::Reclaim, Action::Remove]);
         assert!(nf.is(State::Gone));
     }
 
@@ -592,13 +592,13 @@ mod removal {
         assert!(nf.is(State::Stopping));
         // Its hello was on the way.
         assert_eq!(nf.on(Event::Ready), []);
-        assert_eq!(nf.on(Event::Ended(CRASH)), [Action::Reclaim, Action::Bury]);
+        assert_eq!(nf.on(Event::Ended(CRASH)), [Action::Reclaim, Action::Remove]);
     }
 
     #[test]
     fn one_that_never_came_is_gone_at_once() {
         let mut nf = Played::new(Origin::Arrives);
-        assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Bury]);
+        assert_eq!(nf.on(Event::StopRequested(DRAIN)), [Action::Remove]);
         assert!(nf.is(State::Gone));
     }
 
@@ -726,7 +726,7 @@ mod upgrade {
         let mut nf = Played::on_trial();
         nf.all([Event::Launched, Event::Spawned, Event::Granted, Event::Admitted]);
         let todo = nf.on(Event::Ended(CRASH));
-        assert_eq!(todo, [Action::TrialFailed(TrialEnd::BeforeReady), Action::Reclaim, Action::Bury]);
+        assert_eq!(todo, [Action::TrialFailed(TrialEnd::BeforeReady), Action::Reclaim, Action::Remove]);
         assert!(nf.is(State::Gone));
     }
 
@@ -797,7 +797,7 @@ mod upgrade {
         nf.on(Event::Leaves);
         assert!(nf.life.leaves() && nf.life.takes_packets() && !nf.life.stays());
         nf.on(Event::MustStop(StopReason::Spent, 0));
-        assert_eq!(nf.runs_for(MS, for_cause(StopReason::Spent)), [Action::Reclaim, Action::Bury]);
+        assert_eq!(nf.runs_for(MS, for_cause(StopReason::Spent)), [Action::Reclaim, Action::Remove]);
     }
 
     #[test]
@@ -842,7 +842,7 @@ mod memory {
     fn one_that_is_on_its_way_out_goes_without_fresh_memory() {
         let mut nf = Played::running(Origin::Started);
         nf.all([Event::StopRequested(DRAIN), Event::Renewed]);
-        assert_eq!(nf.runs_for(MS, CRASH), [Action::Reclaim, Action::Bury]);
+        assert_eq!(nf.runs_for(MS, CRASH), [Action::Reclaim, Action::Remove]);
     }
 }
 

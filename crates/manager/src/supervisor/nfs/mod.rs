@@ -60,7 +60,7 @@ pub(crate) struct Nf {
     pub(crate) process: Option<Process>,
     pub(crate) held: Held,
     /// When its process learned names of ports, services and chains: first and last time.
-    pub(crate) told: Option<(Instant, Instant)>,
+    pub(crate) learned: Option<(Instant, Instant)>,
     pub(crate) removal: Removal,
     pub(crate) foreign: Option<Foreign>,
     pub(crate) counted: Counted,
@@ -116,7 +116,7 @@ impl Nf {
             place: None,
             process: None,
             held: Held::default(),
-            told: None,
+            learned: None,
             removal: Removal::default(),
             foreign: None,
             counted: Counted::default(),

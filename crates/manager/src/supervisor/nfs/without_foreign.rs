@@ -14,7 +14,7 @@ use sluice_host::processes::{Refused, Target};
 pub(crate) enum Foreign {}
 
 impl Foreign {
-    pub(crate) fn tell_cost(&mut self, _: &NfHandle, _: u64) {}
+    pub(crate) fn report_cost(&mut self, _: &NfHandle, _: u64) {}
 
     pub(crate) fn note_trouble(&mut self, _: impl FnOnce() -> String) {}
 

@@ -62,7 +62,7 @@ pub(crate) enum ZygoteAction {
     /// Kill its process, and ignore the end.
     LetGo,
     /// Log that instances are spawned from now on: why.
-    TellUnfit(String),
+    ReportUnfit(String),
     /// Take over the process that was forked for this instance.
     Adopt(u16),
     /// Start this instance by its program.
@@ -200,7 +200,7 @@ impl ZygoteLife {
 
     fn give_up(&mut self, why: String) -> Vec<ZygoteAction> {
         (self.stage, self.deadline_ns) = (Stage::Unfit(why.clone()), None);
-        let mut todo = vec![ZygoteAction::LetGo, ZygoteAction::TellUnfit(why)];
+        let mut todo = vec![ZygoteAction::LetGo, ZygoteAction::ReportUnfit(why)];
         todo.append(&mut self.spawn_all());
         todo
     }
@@ -331,7 +331,7 @@ mod tests {
         zygote.on(0, ZygoteEvent::Introduced);
         zygote.wants(1);
         let todo = zygote.on(0, ZygoteEvent::SaysUnfit("it has threads".into()));
-        assert_eq!(todo, [ZygoteAction::LetGo, ZygoteAction::TellUnfit("it has threads".into()), ZygoteAction::Spawn(1)]);
+        assert_eq!(todo, [ZygoteAction::LetGo, ZygoteAction::ReportUnfit("it has threads".into()), ZygoteAction::Spawn(1)]);
         assert!(!zygote.may_fork());
         assert_eq!(zygote.on(100 * S, ZygoteEvent::Due), [], "it is not tried again");
     }
@@ -342,7 +342,7 @@ mod tests {
         zygote.on(0, ZygoteEvent::Spawned);
         assert_eq!(zygote.on(10 * S - 1, ZygoteEvent::Due), []);
         let todo = zygote.on(10 * S, ZygoteEvent::Due);
-        assert!(matches!(&todo[1], ZygoteAction::TellUnfit(why) if why.contains("no hello within 10 s")));
+        assert!(matches!(&todo[1], ZygoteAction::ReportUnfit(why) if why.contains("no hello within 10 s")));
         assert!(matches!(zygote.stage(), Stage::Unfit(_)));
     }
 

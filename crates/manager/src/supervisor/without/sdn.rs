@@ -34,5 +34,5 @@ impl Sdn {
 }
 
 impl Supervisor {
-    pub(super) fn tell_agent(&self) {}
+    pub(super) fn update_agent(&self) {}
 }
