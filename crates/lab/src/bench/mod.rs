@@ -12,6 +12,7 @@ mod daemon;
 mod density;
 mod experiment;
 mod fair;
+mod figures;
 mod flow;
 mod flow_tables;
 mod forward;
