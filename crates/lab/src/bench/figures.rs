@@ -399,7 +399,7 @@ pub mod tests {
     fn no_verdict_is_decided_before_something_is_measured() {
         let known = Known::read().unwrap();
         for check in known.figures.iter().flat_map(|figure| &figure.checks) {
-            // Of a value, by the way of a result. What is measured is 0 at least, and so are ratios.
+            // Of a value, by way of a result. What is measured is 0 at least, as are ratios.
             let of = |value: f64| {
                 let variant = |name: &str, sample: f64| {
                     let mut variant = Variant::new(name, check.params.clone());
