@@ -185,7 +185,7 @@ fn plan(lab: &Lab, cache: &LastCache) -> Trials {
     let others = cache.others(lab);
     if others.is_empty() {
         for name in [MEMORY, WORST, WORST_DELAY] {
-            plan.leave_out(name, Params::new(), "no other physical core that may be used is behind the same last-level cache");
+            plan.leave_out(name, Params::new(), "it needs two physical cores behind one last-level cache that it may use");
         }
         return plan;
     }
