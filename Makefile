@@ -172,8 +172,9 @@ chaos: build ## random changes, kills and hostile NFs, ten seeds of ten minutes;
 	$(TARGET)/release/sluice bench chaos --seconds $(CHAOS_SECONDS) --repeats $(CHAOS_SEEDS) --json $(TARGET)/bench/chaos.json
 
 .PHONY: reference
-reference: ## write what the code makes: deploy/openapi.json, deploy/config.schema.json, pages of the reference
+reference: ## write what the code makes: deploy/openapi.json, deploy/config.schema.json, pages of the reference and of the report
 	SLUICE_WRITE=1 cargo test $(CARGO_FLAGS) -p sluice-api -p sluice-config -p sluice-manager --lib in_the_tree
+	SLUICE_WRITE=1 cargo test $(CARGO_FLAGS) -p sluice-lab --bins in_the_tree
 
 .PHONY: docs
 docs:

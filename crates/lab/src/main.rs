@@ -5,6 +5,10 @@
 
 mod bench;
 mod estimate;
+#[cfg(test)]
+#[path = "../../api/src/in_the_tree.rs"]
+#[expect(dead_code, reason = "the lab makes no page of the book")]
+mod in_the_tree;
 mod pack;
 mod plan;
 mod profile;

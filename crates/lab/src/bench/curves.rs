@@ -28,7 +28,7 @@ pub fn svg(profile: &Profile) -> Option<String> {
     let throughput = variants(&profile.throughput, "ways", 1.0, "throughput_pps", 1.0 - profile.throughput.margin);
     let latency = variants(&profile.latency, "load Mpps", 1e6, "latency_us", 1.0 + profile.latency.margin);
     let title = format!("{}: {}", profile.key.workload, profile.key.traffic);
-    plot::svg(&title, &[(&THROUGHPUT, throughput.iter().collect()), (&LATENCY, latency.iter().collect())])
+    plot::svg(&title, &[(&THROUGHPUT, throughput.iter().collect()), (&LATENCY, latency.iter().collect())], &[])
 }
 
 /// The points of a curve, as measured and as promised.

@@ -18,6 +18,7 @@ use anyhow::Context;
 
 use crate::bench::daemon::{Daemon, Programs};
 use crate::bench::experiment::BenchArgs;
+use crate::bench::figures::PaperValue;
 use crate::bench::host::{Cores, HostInfo};
 use crate::bench::measure::{Reading, Sample, sample};
 use crate::bench::plot;
@@ -378,7 +379,7 @@ pub fn show(args: &BenchArgs, report: &Report, groups: &[(&Group, Vec<&Variant>)
     let svg: Option<PathBuf> = args.svg.clone().or_else(|| args.json.as_ref().map(|path| path.with_extension("svg")));
     if let Some(path) = svg {
         let title = format!("sluice bench {} on {}", report.experiment, report.host.cpu);
-        match plot::svg(&title, groups) {
+        match plot::svg(&title, groups, &PaperValue::of(&report.experiment)?) {
             Some(picture) => std::fs::write(&path, picture).with_context(|| format!("cannot write {}", path.display()))?,
             None => eprintln!("sluice bench: nothing was measured that could be plotted; {} is not written", path.display()),
         }

@@ -1,9 +1,11 @@
 //! Line panels of a plot: medians of each variant over a numeric param, from zero. The param has a
-//! logarithmic axis where its values are far apart. A thin line marks the ideal of a ratio to it.
+//! logarithmic axis where its values are far apart. A thin line marks the ideal of a ratio to it, a
+//! diamond what a paper gives for a variant.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use crate::bench::figures::PaperValue;
 use crate::bench::report::{Summary, Variant};
 use crate::bench::table::{Column, Form, Group};
 use crate::svg::escaped;
@@ -30,10 +32,46 @@ struct Line<'a> {
     label: String,
     /// In ascending order of x.
     points: Vec<(f64, &'a Summary)>,
+    /// Values of the paper.
+    papers: Vec<(f64, f64)>,
+}
+
+impl Line<'_> {
+    /// Draws it as the line of this number in a panel that begins at `top`, with its range if
+    /// `spread`; `to_x` and `to_y` are the places of values.
+    fn draw(
+        &self,
+        out: &mut String,
+        number: usize,
+        (top, spread): (f64, bool),
+        to_x: impl Fn(f64) -> f64,
+        to_y: impl Fn(f64) -> f64,
+    ) {
+        let (colour, dash) = (COLOURS[number % COLOURS.len()], DASHES[number / COLOURS.len() % DASHES.len()]);
+        let path: Vec<String> = self.points.iter().map(|(at, m)| format!("{:.1} {:.1}", to_x(*at), to_y(m.median))).collect();
+        let style = format!("stroke=\"{colour}\" fill=\"none\" stroke-width=\"1.5\"");
+        let _ = writeln!(out, "<path d=\"M{}\" {style} stroke-dasharray=\"{dash}\"/>", path.join("L"));
+        if spread {
+            for (at, m) in &self.points {
+                let (at, dot) = (to_x(*at), to_y(m.median));
+                let _ = writeln!(out, "<path d=\"M{at:.1} {:.1}V{:.1}\" {style}/>", to_y(m.min), to_y(m.max));
+                let _ = writeln!(out, "<circle cx=\"{at:.1}\" cy=\"{dot:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+            }
+        }
+        for (at, value) in &self.papers {
+            let (at, middle) = (to_x(*at), to_y(*value));
+            let _ = writeln!(out, "<path d=\"M{at:.1} {:.1}l5 5l-5 5l-5 -5z\" {style}/>", middle - 5.0);
+        }
+        let text = top + 10.0 + LEGEND * number as f64;
+        let (from, to) = (RIGHT + 14.0, RIGHT + 38.0);
+        let _ = writeln!(out, "<path d=\"M{from} {:.1}H{to}\" {style} stroke-dasharray=\"{dash}\"/>", text - 4.0);
+        let paper = if self.papers.is_empty() { "" } else { " (paper: ◇)" };
+        let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\">{}{paper}</text>", to + 6.0, escaped(&self.label));
+    }
 }
 
 /// Variants that differ only in `x` form a line; lines are in order of first appearance.
-fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str) -> Vec<Line<'a>> {
+fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str, papers: &[PaperValue]) -> Vec<Line<'a>> {
     let keys: Vec<&str> = group.keys.iter().copied().filter(|key| *key != x).collect();
     let mut lines: Vec<Line> = Vec::new();
     for variant in variants {
@@ -41,10 +79,12 @@ fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str) 
             continue;
         };
         let label = variant.label(&keys);
-        match lines.iter_mut().find(|line| line.label == label) {
-            Some(line) => line.points.push((at, summary)),
-            None => lines.push(Line { label, points: vec![(at, summary)] }),
-        }
+        let line = lines.iter().position(|line| line.label == label).unwrap_or_else(|| {
+            lines.push(Line { label, points: Vec::new(), papers: Vec::new() });
+            lines.len() - 1
+        });
+        lines[line].points.push((at, summary));
+        lines[line].papers.extend(PaperValue::find(papers, variant, column.metric).map(|value| (at, value)));
     }
     for line in &mut lines {
         line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -62,15 +102,24 @@ fn least(values: impl Iterator<Item = f64>, highest: f64, is_log: bool) -> f64 {
 }
 
 /// Draws a panel at `y` and moves `y` below it. `key` is the param of the x axis.
-pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant], key: &str) {
+pub fn panel(
+    out: &mut String,
+    y: &mut f64,
+    group: &Group,
+    column: &Column,
+    variants: &[&Variant],
+    key: &str,
+    papers: &[PaperValue],
+) {
     let spread = matches!(group.form, Form::Lines(_));
-    let lines = lines(group, column, variants, key);
+    let lines = lines(group, column, variants, key, papers);
     let points = || lines.iter().flat_map(|line| &line.points);
     let highest = points().map(|(_, m)| if spread { m.max } else { m.median }).fold(0.0, f64::max);
     if highest <= 0.0 {
         return;
     }
-    let highest = column.ideal().map_or(highest, |ideal| highest.max(ideal));
+    let of_papers = lines.iter().flat_map(|line| &line.papers).map(|(_, value)| *value);
+    let highest = of_papers.chain(column.ideal()).fold(highest, f64::max);
     let least = least(points().map(|(_, m)| m.median), highest, matches!(group.form, Form::LogSeries(_)));
     let (first, last) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), (at, _)| (a.min(*at), b.max(*at)));
     *y += HEAD;
@@ -98,22 +147,8 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
     }
     let middle = (LEFT + RIGHT) / 2.0;
     let _ = writeln!(out, "<text x=\"{middle}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>", bottom + 29.0, escaped(key));
-    for (i, line) in lines.iter().enumerate() {
-        let (colour, dash) = (COLOURS[i % COLOURS.len()], DASHES[i / COLOURS.len() % DASHES.len()]);
-        let path: Vec<String> = line.points.iter().map(|(at, m)| format!("{:.1} {:.1}", to_x(*at), to_y(m.median))).collect();
-        let style = format!("stroke=\"{colour}\" fill=\"none\" stroke-width=\"1.5\"");
-        let _ = writeln!(out, "<path d=\"M{}\" {style} stroke-dasharray=\"{dash}\"/>", path.join("L"));
-        if spread {
-            for (at, m) in &line.points {
-                let (at, dot) = (to_x(*at), to_y(m.median));
-                let _ = writeln!(out, "<path d=\"M{at:.1} {:.1}V{:.1}\" {style}/>", to_y(m.min), to_y(m.max));
-                let _ = writeln!(out, "<circle cx=\"{at:.1}\" cy=\"{dot:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
-            }
-        }
-        let text = top + 10.0 + LEGEND * i as f64;
-        let (from, to) = (RIGHT + 14.0, RIGHT + 38.0);
-        let _ = writeln!(out, "<path d=\"M{from} {:.1}H{to}\" {style} stroke-dasharray=\"{dash}\"/>", text - 4.0);
-        let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\">{}</text>", to + 6.0, escaped(&line.label));
+    for (number, line) in lines.iter().enumerate() {
+        line.draw(out, number, (top, spread), to_x, to_y);
     }
     *y = (bottom + FOOT).max(top + LEGEND * lines.len() as f64 + 12.0);
 }
@@ -161,11 +196,11 @@ mod tests {
     #[test]
     fn variants_that_differ_in_x_are_one_line() {
         let all = [variant("a", 10, 4e6), variant("b", 1, 1e6), variant("a", 1, 2e6)];
-        let lines = lines(&GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
+        let lines = lines(&GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs", &[]);
         let got: Vec<_> = lines.iter().map(|l| (l.label.as_str(), l.points.iter().map(|p| p.0).collect::<Vec<_>>())).collect();
         assert_eq!(got, [("a ring 64", vec![1.0, 10.0]), ("b ring 64", vec![1.0])]);
         let (mut out, mut y) = (String::new(), 0.0);
-        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs", &[]);
         // Half of the highest at the left end, the highest at the right.
         assert!(out.contains("d=\"M70.0 134.0L520.0 34.0\""), "{out}");
         assert!(out.contains(">a ring 64<") && out.contains(">4.0<") && out.contains(">10<"), "{out}");
@@ -179,7 +214,7 @@ mod tests {
             let mut variant = variant("a", 1, 0.0);
             variant.add(metric, value);
             let (mut out, mut y) = (String::new(), 0.0);
-            panel(&mut out, &mut y, &GROUP, &columns[0], &[&variant], "nfs");
+            panel(&mut out, &mut y, &GROUP, &columns[0], &[&variant], "nfs", &[]);
             out
         };
         let below = drawn("of_ideal", 0.5);
@@ -191,10 +226,32 @@ mod tests {
     }
 
     #[test]
+    fn the_papers_value_is_a_diamond_of_its_line() {
+        const JAIN: Group = Group {
+            columns: &[Column::new("jain", "Jain", 1.0, 2)],
+            form: Form::Lines("diversity"),
+            keys: &["diversity"],
+            ..GROUP
+        };
+        let of = |diversity: u32| {
+            let mut variant = Variant::new("default/other", Params::from([("diversity".into(), json!(diversity))]));
+            variant.add("jain", 0.31);
+            variant
+        };
+        let all = [of(1), of(6)];
+        let (mut out, mut y) = (String::new(), 0.0);
+        let papers = PaperValue::of("fairness").unwrap();
+        panel(&mut out, &mut y, &JAIN, &JAIN.columns[0], &all.iter().collect::<Vec<_>>(), "diversity", &papers);
+        // The paper's 0.62 for six flows is the highest value; ours is half of it.
+        assert!(out.contains("<path d=\"M520.0 29.0l5 5l-5 5l-5 -5z\"") && out.contains("M70.0 134.0L520.0 134.0"), "{out}");
+        assert_eq!((out.matches("l5 5l").count(), out.matches("default/other (paper: ◇)").count()), (1, 1), "{out}");
+    }
+
+    #[test]
     fn nothing_to_show_takes_no_room() {
         let (mut out, mut y) = (String::new(), 5.0);
         let nothing = variant("a", 1, 0.0);
-        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &[&nothing], "nfs");
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &[&nothing], "nfs", &[]);
         assert_eq!((out.as_str(), y), ("", 5.0));
     }
 
@@ -206,7 +263,7 @@ mod tests {
         let all = [variant("a", 1, 1e6), variant("a", 2, 1e4), variant("a", 3, 0.0), variant("a", 4, 1e2)];
         let (mut out, mut y) = (String::new(), 0.0);
         let group = Group { form: Form::LogSeries("nfs"), ..GROUP };
-        panel(&mut out, &mut y, &group, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
+        panel(&mut out, &mut y, &group, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs", &[]);
         assert!(out.contains("d=\"M70.0 34.0L220.0 134.0L370.0 234.0L520.0 234.0\""), "{out}");
         assert!(!out.contains("<circle"), "a series has no spread");
     }
@@ -221,7 +278,7 @@ mod tests {
     fn values_that_are_far_apart_have_a_logarithmic_axis() {
         let all = [variant("a", 1, 1e6), variant("a", 10, 1e6), variant("a", 100, 1e6)];
         let (mut out, mut y) = (String::new(), 0.0);
-        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs", &[]);
         assert!(out.contains("d=\"M70.0 34.0L295.0 34.0L520.0 34.0\""), "{out}");
     }
 }

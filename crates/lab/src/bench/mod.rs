@@ -12,11 +12,13 @@ mod daemon;
 mod density;
 mod experiment;
 mod fair;
+mod figures;
 mod flow;
 mod flow_tables;
 mod forward;
 mod host;
 mod hostile_tenant;
+mod interference;
 mod lab;
 mod leaky_dma;
 mod lines;
@@ -68,6 +70,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
     leaky_dma::EXPERIMENT,
+    interference::EXPERIMENT,
     planner::accuracy::EXPERIMENT,
     planner::placement::EXPERIMENT,
     planner::optimiser::EXPERIMENT,

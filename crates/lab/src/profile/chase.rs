@@ -28,23 +28,35 @@ const MOST: u64 = 2 << 30;
 /// Size of the memory, relative to the cache.
 const TIMES: u64 = 4;
 
+/// The pointer chain.
+pub struct PointerChain(Vec<Line>);
+
+impl PointerChain {
+    /// One that runs behind a last-level cache of this size; None if there is too little memory.
+    pub fn behind(cache_bytes: u64) -> Option<Self> {
+        let bytes = cache_bytes.checked_mul(TIMES)?;
+        if bytes > MOST || bytes > free_bytes()? / 2 {
+            return None;
+        }
+        Some(Self(ring(usize::try_from(bytes / 64).ok()?.max(2))))
+    }
+
+    /// Nanoseconds of each of some steps, from `at` on, which it moves.
+    pub fn step_ns(&self, at: &mut u32, steps: u32) -> f64 {
+        let began = Instant::now();
+        for _ in 0..steps {
+            *at = self.0[*at as usize].0;
+        }
+        black_box(*at);
+        began.elapsed().as_nanos() as f64 / f64::from(steps)
+    }
+}
+
 /// Nanoseconds per miss behind a last-level cache of this size; None if there is too little memory.
 pub fn miss_ns(cache_bytes: u64) -> Option<f64> {
-    let bytes = cache_bytes.checked_mul(TIMES)?;
-    if bytes > MOST || bytes > free_bytes()? / 2 {
-        return None;
-    }
-    let ring = ring(usize::try_from(bytes / 64).ok()?.max(2));
-    let mut at = 0u32;
-    let mut tries = [0.0; TRIES];
-    for took_ns in &mut tries {
-        let began = Instant::now();
-        for _ in 0..STEPS {
-            at = ring[at as usize].0;
-        }
-        black_box(at);
-        *took_ns = began.elapsed().as_nanos() as f64 / f64::from(STEPS);
-    }
+    let chain = PointerChain::behind(cache_bytes)?;
+    let mut at = 0;
+    let mut tries: [f64; TRIES] = std::array::from_fn(|_| chain.step_ns(&mut at, STEPS));
     tries.sort_by(f64::total_cmp);
     Some(tries[TRIES / 2])
 }
@@ -89,5 +101,7 @@ mod tests {
     fn a_step_takes_time_and_too_much_memory_is_not_taken() {
         assert!(miss_ns(1 << 16).is_some_and(|ns| ns > 0.0));
         assert_eq!((miss_ns(MOST), miss_ns(u64::MAX)), (None, None));
+        let (chain, mut at) = (PointerChain::behind(1 << 16).unwrap(), 0);
+        assert!(chain.step_ns(&mut at, 3) > 0.0 && at != 0);
     }
 }

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use anyhow::Context;
 use sluice_cli::lab::bench::BenchArgs;
 
-use super::figures::Quick;
+use crate::bench::figures::Quick;
 use crate::bench::host::{Cores, HostInfo};
 use crate::bench::report::Report;
 
@@ -146,7 +146,7 @@ pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::all::figures::tests::report;
+    use crate::bench::figures::tests::report;
     use crate::bench::report::LeftOut;
 
     #[test]

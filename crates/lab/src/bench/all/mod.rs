@@ -11,7 +11,8 @@
 //! The time that is left comes from estimates for `--quick` on two cores, scaled by how long the
 //! experiments before took here.
 
-mod figures;
+#[cfg(test)]
+mod committed;
 mod folder;
 mod page;
 
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use sluice_cli::lab::bench::BenchArgs;
 
-use figures::{Known, Paper, PlannedRun};
+use crate::bench::figures::{Known, Paper, PlannedRun};
 use folder::{Folder, Measuring, RunSettings};
 
 pub const NAME: &str = "all";

@@ -1,13 +1,13 @@
 //! The report: a page with all plots in it (`index.html`), and the same as Markdown (`report.md`).
 //!
-//! Both are written from the results in the folder and the claims of [`figures`](super::figures).
-//! The page needs no other file, no network and no script.
+//! Both are written from the results in the folder and the claims of
+//! [`figures`](crate::bench::figures). The page needs no other file, no network and no script.
 
 use std::fmt::Write;
 
-use super::figures::{Check, Checked, ClaimVerdict, Figure, Known, Paper};
 use super::folder::{self, Folder};
 use crate::bench::compare::short;
+use crate::bench::figures::{Check, Checked, ClaimVerdict, Figure, Known, Paper, PlannedRun};
 use crate::bench::lab::left_out_lines;
 use crate::bench::report::{Report, Summary, Variant, median};
 use crate::svg::escaped;
@@ -92,15 +92,22 @@ fn spread(ours: &Summary) -> String {
     }
 }
 
+/// The page, the same as Markdown, and how many figures of each paper hold, a line each.
+pub fn texts(known: &Known, folder: &Folder, words: Words) -> [String; 3] {
+    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, folder)).collect();
+    let counted = counts(&compared).iter().map(|(paper, words)| format!("{}: {words}", paper.title())).collect::<Vec<_>>();
+    [html(known, &compared, folder, words), markdown(known, &compared, folder, words), counted.join("\n")]
+}
+
 /// Writes both forms; returns how many figures of each paper hold, a line each.
 ///
 /// # Errors
 /// A file cannot be written.
 pub fn write(known: &Known, folder: &Folder, words: Words) -> anyhow::Result<String> {
-    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, folder)).collect();
-    folder::write(&folder.0.join("index.html"), &html(known, &compared, folder, words))?;
-    folder::write(&folder.0.join("report.md"), &markdown(known, &compared, folder, words))?;
-    Ok(counts(&compared).iter().map(|(paper, words)| format!("{}: {words}", paper.title())).collect::<Vec<_>>().join("\n"))
+    let [html, markdown, counted] = texts(known, folder, words);
+    folder::write(&folder.0.join("index.html"), &html)?;
+    folder::write(&folder.0.join("report.md"), &markdown)?;
+    Ok(counted)
 }
 
 /// How many figures of each paper have each verdict.
@@ -155,7 +162,7 @@ fn near_of_all(all: &[Simulated]) -> String {
 
 /// How far the simulator is from what was measured.
 fn simulated<'a>(known: &'a Known, folder: &Folder) -> Vec<Simulated<'a>> {
-    let of_run = |run: &'a super::figures::PlannedRun| {
+    let of_run = |run: &'a PlannedRun| {
         let report = folder.result(&run.experiment)?;
         let row = |variant: &Variant| {
             let numbers = ["delivered_pps", "simulated_pps", "error_percent"].map(|metric| variant.median(metric));
@@ -370,7 +377,7 @@ fn markdown_run(out: &mut String, name: &str, report: &Report, folder: &Folder) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::all::figures::tests::report;
+    use crate::bench::figures::tests::report;
 
     const DATA: &str = r#"
         [[figure]]

@@ -9,7 +9,7 @@
 //!
 //! # Units
 //! Costs are nanoseconds per packet on top of swapping its addresses; a *unit* of load is
-//! [`UNIT_NS`].
+//! [`UNIT_NS`], which is our choice: about what a small NF costs.
 //!
 //! # Source
 //! Anthony and Bai, *UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function

@@ -15,6 +15,7 @@ use serde_json::json;
 use super::{Scheduler, UNIT_NS, chain, cycles};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
+use crate::bench::report::Variant;
 use crate::bench::sched::{COST, DELIVERED, LINE_RING, params};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
@@ -56,7 +57,13 @@ const GROUP: Group = Group {
 };
 
 fn plan(_: &Lab) -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+    let shown: Vec<crate::bench::lab::Shown> = vec![
+        (Group { title: "Chains of NFs that poll on one core: no load (figure 6)", ..GROUP }, |v| is_of_units(v, 0.0)),
+        (Group { title: "One unit, 50 ns, in each (figure 7)", ..GROUP }, |v| is_of_units(v, 1.0)),
+        (Group { title: "One and two units alternately (figure 8)", ..GROUP }, |v| is_of_units(v, 1.5)),
+        (Group { title: "Four units in each", ..GROUP }, |v| is_of_units(v, 4.0)),
+    ];
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, shown);
     for load in LOADS {
         for nfs in LENGTHS {
             let mean = load.iter().sum::<f64>() / load.len() as f64 * UNIT_NS;
@@ -75,6 +82,11 @@ fn plan(_: &Lab) -> Trials {
         }
     }
     plan
+}
+
+/// Whether NFs burn this number of units on average.
+fn is_of_units(variant: &Variant, units: f64) -> bool {
+    variant.params.get("mean_cost_ns").and_then(serde_json::Value::as_f64) == Some(units * UNIT_NS)
 }
 
 /// Longest allowed wait of an NF with packets, in nanoseconds: the slices of all others, and a

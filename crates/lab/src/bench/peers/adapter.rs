@@ -61,6 +61,9 @@ struct PeerCores {
     base: usize,
     #[serde(default)]
     per_hop: usize,
+    /// Whether its NFs share a core.
+    #[serde(default)]
+    shared: bool,
 }
 
 /// Where the rate is in the output.
@@ -161,6 +164,10 @@ impl Adapter {
         ensure!((1..=LONGEST as usize).contains(&self.cores.base), "`base` of `cores` has to be 1 at least");
         ensure!(self.cores.per_hop <= 1, "`per_hop` of `cores` is 0 or 1");
         ensure!(
+            !self.cores.shared || (self.cores.base > 1 && self.cores.per_hop == 0),
+            "NFs that share a core (`shared` of `cores`) have a `base` of 2 at least, and no `per_hop`"
+        );
+        ensure!(
             (0.0..=MOST_PATIENCE_S).contains(&self.patience_s),
             "`patience_s` has to be a number of seconds up to {MOST_PATIENCE_S}"
         );
@@ -180,6 +187,11 @@ impl Adapter {
     /// Number of cores for a chain.
     pub fn cores(&self, chain_length: u32) -> usize {
         self.cores.base + self.cores.per_hop * chain_length as usize
+    }
+
+    /// Whether its NFs share a core.
+    pub fn shares_core(&self) -> bool {
+        self.cores.shared
     }
 
     /// The command of a run.
@@ -334,6 +346,8 @@ pub mod tests {
             ("chain_lengths = [1]", "chain_lengths = [0]", "`chain_lengths`"),
             ("base = 1", "base = 0", "`base`"),
             ("base = 1", "base = 1\nper_hop = 2", "`per_hop`"),
+            ("base = 1", "base = 1\nshared = true", "`shared`"),
+            ("base = 1", "base = 2\nper_hop = 1\nshared = true", "`shared`"),
             ("chain_lengths = [1]", "chain_lengths = [1]\npatience_s = -1.0", "`patience_s`"),
             ("chain_lengths = [1]", "chain_lengths = [1]\nfiles = { \"../x\" = \"\" }", "`files`"),
             ("(\\d+)", "\\d+", "needs a group"),
@@ -365,10 +379,20 @@ pub mod tests {
         let adapters = read_all(&root.join("deploy/peers")).unwrap();
         let names: Vec<&str> = adapters.iter().map(|adapter| adapter.name.as_str()).collect();
         assert_eq!(names, ["bess", "fastclick", "nfvnice", "opennetvm", "vpp"]);
-        for adapter in &adapters {
-            for hops in &adapter.chain_lengths {
-                adapter.command(&values(&[0, 1], *hops)).unwrap();
-                adapter.texts(&values(&[0, 1], *hops)).unwrap();
+        let sharing: Vec<bool> = adapters.iter().map(Adapter::shares_core).collect();
+        assert_eq!(sharing, [false, false, true, false, false]);
+        let folder = tempfile::tempdir().unwrap();
+        for (adapter, hops) in adapters.iter().flat_map(|adapter| adapter.chain_lengths.iter().map(move |hops| (adapter, *hops))) {
+            let command = adapter.command(&values(&[0, 1], hops)).unwrap();
+            for (name, text) in adapter.texts(&values(&[0, 1], hops)).unwrap() {
+                let file = folder.path().join(name);
+                std::fs::write(&file, text).unwrap();
+                // Its shell understands the script; nothing is run.
+                if name == "run" {
+                    let checked = std::process::Command::new(&command[0]).arg("-n").arg(&file).output().unwrap();
+                    let said = String::from_utf8_lossy(&checked.stderr);
+                    assert!(checked.status.success() && said.is_empty(), "{}: {said}", adapter.name);
+                }
             }
         }
     }

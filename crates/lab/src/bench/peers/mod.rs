@@ -2,12 +2,13 @@
 //!
 //! # Approach
 //! An adapter ([`adapter`]) says how a peer is started for a chain, on which number of cores, and
-//! where it prints its rate. It runs in turns with a chain of as many bridges of ours, on as many
-//! of the same cores: the generator, the daemon and the NFs in one packet thread (`sluice/inline`),
-//! NFs that share a second core (`sluice/shared`), or NFs that poll on cores of their own
-//! (`sluice/poll`). Packets have 64 bytes on the wire and are made in memory on both sides.
-//! `core_pps` is the rate over the number of cores; `of_peer` and `of_peer_per_core` are ours
-//! relative to the peer's, within the turn.
+//! where it prints its rate. It runs in turns with a chain of as many bridges of ours, on the same
+//! cores and no more of them: the generator, the daemon and the NFs in one packet thread
+//! (`sluice/inline`); NFs that share a second core (`sluice/shared`), where the peer's share one or
+//! cores are few; or NFs that poll on cores of their own (`sluice/poll`). Our packets have 64
+//! bytes on the wire and are made in memory; the peer's are as its adapter says. `core_pps` is the
+//! rate over the number of cores; `of_peer` and `of_peer_per_core` are ours relative to the peer's,
+//! within the turn.
 //!
 //! # Limits
 //! What is comparable differs from peer to peer; its adapter says it in words, which are printed
@@ -76,10 +77,11 @@ enum Way {
 }
 
 impl Way {
-    fn of(cores: usize, chain_length: u32) -> Self {
+    /// Beside a peer on this number of cores; `is_shared` says that its NFs share one.
+    fn of(cores: usize, chain_length: u32, is_shared: bool) -> Self {
         match cores {
             0 | 1 => Self::Inline,
-            cores if cores > chain_length as usize => Self::Poll,
+            cores if cores > chain_length as usize && !is_shared => Self::Poll,
             _ => Self::Shared,
         }
     }
@@ -122,7 +124,7 @@ fn plan(lab: &Lab, adapters: &[Rc<Adapter>]) -> Trials {
                 continue;
             }
             let cores = &cores[..need];
-            plan.cases.push(ours(Way::of(need, hops), hops, params.clone(), cores));
+            plan.cases.push(ours(Way::of(need, hops, adapter.shares_core()), hops, params.clone(), cores));
             plan.cases.push(theirs(adapter, hops, params, cores));
         }
     }
@@ -226,8 +228,9 @@ mod tests {
 
     #[test]
     fn ours_has_no_more_cores_than_the_peer() {
-        let ways = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 3), (4, 3), (7, 3)].map(|(cores, hops)| Way::of(cores, hops));
+        let ways = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 3), (4, 3), (7, 3)].map(|(cores, hops)| Way::of(cores, hops, false));
         assert_eq!(ways, [Way::Inline, Way::Inline, Way::Poll, Way::Shared, Way::Shared, Way::Poll, Way::Poll]);
+        assert_eq!([1, 2, 6].map(|cores| Way::of(cores, 1, true)), [Way::Inline, Way::Shared, Way::Shared]);
         let cores = |way: Way, hops: u32, cores: &[usize]| {
             setup(way, hops, cores).services.iter().map(|service| service.core).collect::<Vec<_>>()
         };

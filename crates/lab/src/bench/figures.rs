@@ -1,7 +1,7 @@
 //! What the papers claim, and whether a result agrees.
 //!
 //! Claims and the papers' values are data (`figures.toml`); measured values come from results, and
-//! each verdict is computed from both.
+//! each verdict is computed from both. Plots mark the papers' values, too ([`PaperValue`]).
 //!
 //! # Terms
 //! - *Check*: a measured value, or the ratio of two, against a bound, and against the paper's value
@@ -220,15 +220,48 @@ impl Check {
     }
 
     fn metric_of<'a>(&self, variant: &str, report: &'a Report) -> Result<&'a Summary, String> {
-        let fits = |name: &str, params: &Params| {
-            name == variant && self.params.iter().all(|(key, value)| params.get(key).is_some_and(|has| same(has, value)))
-        };
+        let fits = |name: &str, params: &Params| name == variant && has_all(params, &self.params);
         if let Some(found) = report.variants.iter().find(|Variant { name, params, .. }| fits(name, params)) {
             return found.metrics.get(&self.metric).ok_or_else(|| format!("{variant} has no {}", self.metric));
         }
         let why = report.left_out.iter().find(|LeftOut { name, params, .. }| fits(name, params)).map(|left| left.why.clone());
         Err(why.unwrap_or_else(|| format!("{variant} was not run with these parameters")))
     }
+}
+
+/// A value that a paper gives for a variant, in the unit of the metric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PaperValue {
+    metric: String,
+    variant: String,
+    params: Params,
+    value: f64,
+}
+
+impl PaperValue {
+    /// All values for an experiment, but for ratios of two variants, which are not drawn.
+    ///
+    /// # Errors
+    /// The data is wrong, which a test finds.
+    pub fn of(experiment: &str) -> anyhow::Result<Vec<Self>> {
+        let figures = Known::read()?.figures.into_iter().filter(|figure| figure.experiment.as_deref() == Some(experiment));
+        let checks = figures.flat_map(|figure| figure.checks).filter(|check| check.of.is_none());
+        let value = |Check { metric, variant, params, unit, paper, .. }: Check| {
+            Some(Self { metric, variant, params, value: paper? * unit })
+        };
+        Ok(checks.filter_map(value).collect())
+    }
+
+    /// The value for a metric of a variant, if there is one.
+    pub fn find(all: &[Self], variant: &Variant, metric: &str) -> Option<f64> {
+        let is_of = |one: &&Self| one.metric == metric && one.variant == variant.name && has_all(&variant.params, &one.params);
+        all.iter().find(is_of).map(|one| one.value)
+    }
+}
+
+/// Whether parameters have all of these values.
+fn has_all(params: &Params, wanted: &Params) -> bool {
+    wanted.iter().all(|(key, value)| params.get(key).is_some_and(|has| same(has, value)))
 }
 
 /// Whether two values of a parameter are the same: 50 is 50.0.
@@ -330,6 +363,21 @@ pub mod tests {
     }
 
     #[test]
+    fn values_of_papers_are_those_of_their_variants() {
+        let values = PaperValue::of("fairness").unwrap();
+        let of = |name: &str, diversity: u32, metric: &str| {
+            let variant = Variant::new(name, Params::from([("diversity".into(), json!(diversity)), ("more".into(), json!(1))]));
+            PaperValue::find(&values, &variant, metric)
+        };
+        assert_eq!([of("default/other", 6, "jain"), of("nfvnice/other", 6, "jain")], [Some(0.62), Some(1.0)]);
+        let others = [of("default/other", 3, "jain"), of("weights/other", 6, "jain"), of("default/other", 6, "least_pps")];
+        assert_eq!(others, [None::<f64>; 3]);
+        let light = Variant::new("light", Params::from([("nfs".into(), json!(900))]));
+        assert_eq!(PaperValue::find(&PaperValue::of("pool-scale").unwrap(), &light, "delivered_pps"), Some(8.9e6), "of the metric");
+        assert!(PaperValue::of("chain").unwrap().is_empty(), "a ratio of two variants is no value of one");
+    }
+
+    #[test]
     fn a_figure_is_as_good_as_its_worst_check() {
         let of = |verdicts: &[ClaimVerdict]| {
             let checked = verdicts.iter().map(|verdict| Checked {
@@ -345,6 +393,32 @@ pub mod tests {
         assert_eq!(of(&[ClaimVerdict::Holds, ClaimVerdict::Unknown]), Some(ClaimVerdict::Holds));
         assert_eq!(of(&[ClaimVerdict::Unknown, ClaimVerdict::Unknown]), Some(ClaimVerdict::Unknown));
         assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn no_verdict_is_decided_before_something_is_measured() {
+        let known = Known::read().unwrap();
+        for check in known.figures.iter().flat_map(|figure| &figure.checks) {
+            // Of a value, by way of a result. What is measured is 0 at least, as are ratios.
+            let of = |value: f64| {
+                let variant = |name: &str, sample: f64| {
+                    let mut variant = Variant::new(name, check.params.clone());
+                    variant.add(&check.metric, sample);
+                    variant
+                };
+                let mut result = report("x", &[]);
+                match &check.of {
+                    Some(base) => result.variants.extend([variant(base, 2.0), variant(&check.variant, 2.0 * value)]),
+                    None => result.variants.push(variant(&check.variant, value * check.unit)),
+                }
+                check.against(&result).verdict
+            };
+            let (good, bad) = match (check.at_least, check.at_most) {
+                (Some(least), _) => (least.max(check.paper.unwrap_or(least)), least / 2.0),
+                (None, most) => (0.0, 2.0 * most.unwrap() + 1.0),
+            };
+            assert_eq!((of(good), of(bad)), (ClaimVerdict::Holds, ClaimVerdict::Not), "{}", check.what);
+        }
     }
 
     #[test]
