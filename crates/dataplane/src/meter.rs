@@ -367,7 +367,7 @@ impl FlowMeter {
 
     /// Notes the flow of a packet that is timed, and that came in at `since_ns`. An NF may alter it
     /// on its way.
-    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
+    pub fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
         let key = key_of(arena, packet, ingress).without_dscp();
         let timed = self.known(&key).map_or(TimedPacket::NONE, |at| TimedPacket {
             frame: packet.frame,
@@ -389,7 +389,7 @@ impl FlowMeter {
 
     /// Records the latency of the packet in a frame that came in at `since_ns`, if its flow is
     /// still there.
-    pub(crate) fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
+    pub fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         let timed = &mut self.timed[frame as usize % TIMED_AT_ONCE];
         if timed.frame != frame {
             return;

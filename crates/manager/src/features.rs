@@ -22,7 +22,7 @@ use sluice_config::Problem;
 use sluice_config::problem::At;
 
 /// The features, and whether this build has each.
-pub const FEATURES: [(&str, bool); 8] = [
+pub const FEATURES: [(&str, bool); 9] = [
     ("foreign", cfg!(feature = "foreign")),
     ("inline", cfg!(feature = "inline")),
     ("otel", cfg!(feature = "otel")),
