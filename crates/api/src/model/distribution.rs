@@ -6,6 +6,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluice_shm::histogram::Histogram;
 
+#[cfg(doc)]
+use super::FlowReport;
+
 /// Times in nanoseconds, to within an eighth: see [`sluice_shm::histogram`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Distribution {
@@ -69,7 +72,7 @@ impl From<&Histogram> for Distribution {
 pub struct Exemplar {
     /// The longest time of its packets from entry to exit, to the microsecond.
     pub ns: u64,
-    /// Its number among the flows that have ended: [`super::FlowReport::number`].
+    /// Its number among the flows that have ended: [`FlowReport::number`].
     pub flow: u64,
     /// Time of its last packet, in nanoseconds since 1970.
     pub last_ns: u64,
