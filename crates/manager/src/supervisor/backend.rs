@@ -1,6 +1,6 @@
 //! The control API's backend: requests run as closures on the supervisor's thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
@@ -34,13 +34,25 @@ const PLACED: Duration = Duration::from_secs(40);
 /// Hops that a trace keeps of a packet, on average.
 const HOPS: usize = 16;
 
-/// The first bytes of traced packets, as hexadecimal digits.
-type Heads = HashMap<(u64, u32), String>;
+/// The first bytes of traced packets, as hexadecimal digits, in their order: a frame that a refused
+/// packet leaves may take another one at the same time.
+#[derive(Default)]
+struct Heads(HashMap<(u64, u32), VecDeque<String>>);
+
+impl Heads {
+    fn next(&mut self, packet: (u64, u32)) -> String {
+        self.0.get_mut(&packet).and_then(VecDeque::pop_front).unwrap_or_default()
+    }
+}
 
 fn heads_of(trace: &TraceRequest) -> Heads {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let digits = |head: TraceHead| hex(&head.bytes[..usize::from(head.len)]);
-    std::iter::from_fn(|| trace.heads.pop()).map(|head| (head.packet, digits(head))).collect()
+    let mut heads = Heads::default();
+    while let Some(head) = trace.heads.pop() {
+        heads.0.entry(head.packet).or_default().push_back(digits(head));
+    }
+    heads
 }
 
 /// A handle by which other threads reach the supervisor.
@@ -250,7 +262,7 @@ impl Supervisor {
                         TraceWhat::Refused { why, .. } => outcome = format!("dropped: {why}"),
                     }
                 }
-                Some(api::TracedPacket { chain, bytes, packet: heads.remove(&name).unwrap_or_default(), hops, outcome })
+                Some(api::TracedPacket { chain, bytes, packet: heads.next(name), hops, outcome })
             })
             .collect();
         let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
