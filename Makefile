@@ -275,6 +275,11 @@ test-page: ## try the web page of what `make build` or `make deb` built in a rea
 test-metrics: ## have a real Prometheus scrape what `make build` or `make deb` built, and evaluate the dashboard and the alerts
 	scripts/test-metrics --target $(BUILT)
 
+# Kubernetes is built once, outside of the target folder: the script says how long that takes.
+.PHONY: test-cluster
+test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.26, half an hour)
+	scripts/test-cluster
+
 .PHONY: clean
 clean: ## remove everything that was built
 	cargo clean
