@@ -277,7 +277,7 @@ test-metrics: ## have a real Prometheus scrape what `make build` or `make deb` b
 
 # Kubernetes is built once, outside of the target folder: the script says how long that takes.
 .PHONY: test-cluster
-test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.26, half an hour)
+test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.24, a quarter of an hour)
 	scripts/test-cluster
 
 .PHONY: clean

@@ -175,11 +175,11 @@ impl Operator {
             if is_new {
                 let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
                 again = round.again;
-                let failed = self.write(round).await;
+                let (is_stale, failed) = self.write(round).await;
                 self.follow();
-                pause = failed.then_some(PAUSE);
                 // Not to try a broken API server without a pause.
-                again &= !failed;
+                again = (again || is_stale) && !failed;
+                pause = failed.then_some(PAUSE);
             }
         }
     }
@@ -223,8 +223,9 @@ impl Operator {
         Ok(())
     }
 
-    /// Writes the plans of a round. Returns whether something failed for want of an answer.
-    async fn write(&mut self, round: Round) -> bool {
+    /// Writes the plans of a round. Returns whether some have changed meanwhile, and whether
+    /// something else has failed.
+    async fn write(&mut self, round: Round) -> (bool, bool) {
         let (client, held) = (&self.client, &self.held);
         let leads = || held.borrow().is_some_and(|held| Instant::now() < held.until);
         let known = &self.world.plans;
@@ -259,15 +260,15 @@ impl Operator {
                 Err(_) => stale.push(name),
             }
         }
-        for name in stale {
-            if let Err(error) = self.read(&name).await {
+        for name in &stale {
+            if let Err(error) = self.read(name).await {
                 failed = failed.or(Some(error));
             }
         }
         if let Some(error) = &failed {
             warn!("a plan could not be written: {error}; it is tried again");
         }
-        failed.is_some()
+        (!stale.is_empty(), failed.is_some())
     }
 
     fn put(&mut self, mut plan: NodePlan) {

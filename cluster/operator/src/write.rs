@@ -32,10 +32,9 @@ pub async fn within<T>(limit: Duration, request: impl Future<Output = Result<T, 
     }
 }
 
-/// Whether somebody else has changed or made the object meanwhile, or an operator of a later term
-/// has: what is known of it is to be read again.
+/// Whether somebody else has changed, made or deleted the object meanwhile.
 pub fn is_conflict(error: &Error) -> bool {
-    matches!(error, Error::Api(status) if matches!(status.code, 404 | 409 | 422))
+    matches!(error, Error::Api(status) if matches!(status.code, 404 | 409))
 }
 
 /// Writes a plan over the one that is known, or as the first of its node.

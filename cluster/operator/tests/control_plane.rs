@@ -8,6 +8,8 @@ mod objects;
 mod testbed;
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -51,6 +53,13 @@ fn main() {
         done("what was on a lost node is placed again, and a cordoned one is emptied");
         leaders(&client, &plane, first, &agents).await;
         done("of two operators one acts, and the other goes on after it");
+        match std::env::var_os("SLUICE_DAEMON_BIN") {
+            None => println!("skipped: a real node; SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
+            Some(folder) => {
+                real_node(&client, &plane, Path::new(&folder)).await;
+                done("a real daemon runs what its node is given, and packets flow");
+            }
+        }
     });
 }
 
@@ -274,21 +283,21 @@ async fn leaders(client: &Client, plane: &Plane, first: Process, agents: &Agents
     let led = |name: &'static str| wait(name, move || async move { holder().await?.starts_with(name).then_some(()) });
     led("first-").await;
     let second = plane.operator("second", OPERATOR);
-    promise(client, "acme", "one", 1e6).await;
+    promise(client, "acme", "one", 4e5).await;
     state(client, "acme", "one", "kept").await;
     led("first-").await;
     // The first is stopped in the middle of whatever it does, and goes on when another one leads.
     first.signal("STOP");
     led("second-").await;
-    promise(client, "acme", "two", 1e6).await;
+    promise(client, "acme", "two", 4e5).await;
     state(client, "acme", "two", "kept").await;
     first.signal("CONT");
-    promise(client, "acme", "three", 1e6).await;
+    promise(client, "acme", "three", 4e5).await;
     state(client, "acme", "three", "kept").await;
     led("second-").await;
     drop(second);
     led("first-").await;
-    promise(client, "acme", "four", 1e6).await;
+    promise(client, "acme", "four", 4e5).await;
     state(client, "acme", "four", "kept").await;
     // One that ends in order leaves at once.
     first.signal("TERM");
@@ -296,4 +305,71 @@ async fn leaders(client: &Client, plane: &Plane, first: Process, agents: &Agents
     for (node, seen) in agents.seen.lock().unwrap().iter() {
         assert!(seen.is_sorted(), "{node}: terms and revisions never go back: {seen:?}");
     }
+}
+
+/// Ports of a server that needs no hardware.
+const BASE: &str = r#"
+[[port]]
+name = "in"
+kind = "gen"
+rate = 1000
+overload = "wait"
+
+[[port]]
+name = "out"
+kind = "sink"
+
+[promises]
+cores = [1]
+cache = "none"
+"#;
+
+/// Operator, agent and daemon, as on a node.
+async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
+    let at = |name: &str| plane.folder.path().join(name);
+    let (base, socket) = (at("base.toml"), at("run/control.sock"));
+    std::fs::write(&base, format!("[manager]\nruntime_dir = {:?}\n{BASE}", at("run"))).unwrap();
+    let daemon = Process::start(Command::new(programs.join("sluiced")).arg(&base), at("sluiced.log"));
+    let _operator = plane.operator("third", OPERATOR);
+    let mut agent = Command::new(Path::new(OPERATOR).with_file_name("sluice-node"));
+    agent.args(["--node", "real"]).arg("--socket").arg(&socket).arg("--base").arg(&base).arg("--kept").arg(at("kept.json"));
+    let agent = Process::start(agent.env("KUBECONFIG", &plane.kubeconfig), at("sluice-node.log"));
+    let class = json!({"metadata": {"name": "real"}, "spec": {
+        "nodeSelector": {objects::CLASS: "real"}, "cpu": "any", "cores": 1, "llcWays": 2, "wayBytes": 1048576, "classes": 4,
+        "memoryMib": 1024,
+    }});
+    apply::<ServerClass>(client, &class).await.unwrap();
+    let nodes: Api<Node> = Api::all(client.clone());
+    // The SLO is to come to this node.
+    for other in nodes.list(&ListParams::default()).await.unwrap() {
+        let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+        nodes.patch(&other.metadata.name.unwrap(), &PatchParams::default(), &cordon).await.unwrap();
+    }
+    node(client, objects::REAL).await;
+    let label = json!({"metadata": {"labels": {objects::CLASS: "real"}}});
+    nodes.patch(objects::REAL, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+    let bridge = json!({"metadata": {"name": "bridge", "namespace": "acme"}, "spec": {"exec": "sluice-nf-bridge"}});
+    apply::<NetworkFunction>(client, &bridge).await.unwrap();
+    let mut object = chain("acme", "packets");
+    object["spec"]["services"] = json!(["bridge"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    let spec = json!({"chain": "packets", "onDemand": {"latencyUs": 1e6, "mostInstances": 1}});
+    apply::<Slo>(client, &json!({"metadata": {"name": "packets", "namespace": "acme"}, "spec": spec})).await.unwrap();
+    let words = || format!("{}\n{}", daemon.last_words(), agent.last_words());
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let flows = || async {
+        let status = plans.get("real").await.ok()?.status?;
+        assert!(status.refused.is_none(), "{status:?}\n{}", words());
+        status.uses.first().is_some_and(|one| one.delivered_pps > 0.0).then_some(())
+    };
+    wait("packets flow", flows).await;
+    assert_eq!(state(client, "acme", "packets", "kept").await.status.unwrap().nodes, "real");
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("packets", &DeleteParams::default()).await.unwrap();
+    wait("the daemon keeps nothing any more", || async {
+        let plan = plans.get("real").await.ok()?;
+        let status = plan.status?;
+        (status.applied_revision == plan.spec.revision && status.uses.is_empty()).then_some(())
+    })
+    .await;
 }

@@ -23,7 +23,8 @@ pub enum Health {
     Lost,
 }
 
-/// When each node's present revision was first seen without being settled.
+/// Nodes that are not settled: the last revision that each has taken over, and since when it is
+/// that one.
 pub type Waiting = BTreeMap<String, (i64, Duration)>;
 
 /// Whether a node has taken over its plan.
@@ -61,15 +62,15 @@ pub fn is_slow(name: &str, waiting: &Waiting, now: Duration) -> bool {
     waiting.get(name).is_some_and(|(_, since)| now.saturating_sub(*since) >= SLOW)
 }
 
-/// Notes since when nodes have not settled.
+/// Notes since when nodes take over nothing.
 pub fn wait(world: &World, waiting: &mut Waiting, now: Duration) {
     waiting.retain(|name, _| world.plans.contains_key(name));
     for (name, plan) in &world.plans {
-        let revision = plan.spec.revision;
+        let applied = plan.status.as_ref().map_or(0, |status| status.applied_revision);
         if is_settled(plan) {
             waiting.remove(name);
-        } else if waiting.get(name).is_none_or(|(known, _)| *known != revision) {
-            waiting.insert(name.clone(), (revision, now));
+        } else if waiting.get(name).is_none_or(|(known, _)| *known != applied) {
+            waiting.insert(name.clone(), (applied, now));
         }
     }
 }

@@ -143,6 +143,11 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64) -> Result<(), Why> 
     let Some(refusal) = refused else { return Err(Why::new("NoProfile", "it has no profile")) };
     let reason = match &refusal.reason {
         Reason::Full { .. } => "NoRoom",
+        Reason::NoServer { .. } if board.open.servers.is_empty() => {
+            let message =
+                "no node is ready and has a ServerClass and an agent: label one as a ServerClass says, and run sluice-node there";
+            return Err(Why::new("NoServer", message));
+        }
         Reason::NoServer { .. } => return Err(no_server(wish, &processors(board))),
         _ => "Impossible",
     };
@@ -156,7 +161,7 @@ fn processors(board: &Board) -> String {
     let mut all: Vec<&str> = board.open.servers.iter().map(|server| server.shape.cpu.as_str()).collect();
     all.sort_unstable();
     all.dedup();
-    if all.is_empty() { "none that is ready and has a ServerClass and an agent".into() } else { all.join(", ") }
+    all.join(", ")
 }
 
 /// Leads the packets of a reserved SLO to the instances that are to stay, and stops the others when
@@ -179,12 +184,14 @@ fn lead(board: &mut Board, wish: &Wish<'_>, target: f64, plans: &BTreeMap<String
     // A plan may change for others without end, so that it is never settled.
     let runs = |one: &&&Part| uses(plans, &one.node, slo).is_some();
     let carried: f64 = led.iter().filter(runs).map(|one| one.carries_pps).sum();
-    let to: Vec<&Part> = match () {
+    let mut to: Vec<&Part> = match () {
         () if !is_enough => all.iter().collect(),
         // Where what runs does not carry it anyway, nothing is gained by waiting.
         () if do_run || carried < target * (1.0 - EPSILON) => stay.clone(),
         () => led,
     };
+    // The order of a sum is in its last bits, and a plan that differs in these is another one.
+    to.sort_by_key(|one| one.number);
     let of: f64 = to.iter().map(|one| one.carries_pps).sum();
     let share = if of > 0.0 { (target / of).min(1.0) } else { 0.0 };
     let loads: BTreeMap<u32, f64> = to.iter().map(|one| (one.number, one.carries_pps * share)).collect();

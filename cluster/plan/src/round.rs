@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use sluice_cluster_types::{NodePlan, NodePlanSpec, name};
+use sluice_cluster_types::{NodePlan, NodePlanSpec, PlannedChain, PlannedFunction, name};
 use sluice_slo::placement::PlacedServer;
 use sluice_slo::slo::Slo as Terms;
 
@@ -16,6 +16,8 @@ use crate::world::{Key, World};
 
 /// Most SLOs for which a round looks for room, so that none waits long for the others.
 const MOST_TRIES: usize = 256;
+/// Time after which an SLO that a node refuses is tried again.
+const HOLD: Duration = Duration::from_secs(600);
 
 /// What a program that plans remembers from round to round. All of it can be lost.
 #[derive(Debug, Default)]
@@ -24,18 +26,30 @@ pub struct Memo {
     pub why: BTreeMap<Key, Why>,
     /// SLOs without room, with what was asked for and the epoch.
     refused: BTreeMap<String, (Terms, (u64, u64), Why)>,
-    /// SLOs that a node refuses to run, with what was asked for.
-    held: BTreeMap<String, (Terms, Why)>,
+    /// SLOs that a node refuses to run.
+    held: BTreeMap<String, Held>,
     waiting: Waiting,
     /// Counts the times that room was made.
     freed: u64,
     open: BTreeSet<String>,
 }
 
+type Asked = (Terms, PlannedChain, Vec<PlannedFunction>);
+
+/// An SLO that a node refuses to run.
+#[derive(Debug)]
+struct Held {
+    asked: Asked,
+    since: Duration,
+    why: Why,
+}
+
 impl Memo {
-    /// When something changes by time alone: a node will have been waited for too long.
+    /// When something changes by time alone: a node will have been waited for too long, or an SLO
+    /// that was refused is tried again.
     pub fn next_deadline(&self, now: Duration) -> Option<Duration> {
-        let ends = self.waiting.values().map(|(_, since)| *since + health::SLOW);
+        let slow = self.waiting.values().map(|(_, since)| *since + health::SLOW);
+        let ends = slow.chain(self.held.values().map(|held| held.since + HOLD));
         ends.filter(|end| *end > now).min()
     }
 }
@@ -79,7 +93,11 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     give_back(world, &mut board, memo, &asked, now);
     memo.freed += u64::from(std::mem::take(&mut board.is_freed));
     memo.refused.retain(|slo, _| names.contains(slo));
-    memo.held.retain(|slo, (terms, _)| asked.get(slo.as_str()).is_none_or(|wish| wish.terms == *terms));
+    let is_held = |slo: &String, held: &Held| {
+        let is_same = asked.get(slo.as_str()).is_some_and(|wish| asked_for(wish) == held.asked);
+        is_same && now.saturating_sub(held.since) < HOLD
+    };
+    memo.held.retain(|slo, held| is_held(slo, held));
     let again = keep_all(world, &mut board, memo, &asked, &mut whys);
     let definitions = definitions(world, &board, &asked);
     memo.freed += u64::from(board.is_freed);
@@ -129,14 +147,19 @@ fn give_back(world: &World, board: &mut Board, memo: &mut Memo, asked: &BTreeMap
         for slo in lacks {
             board.remove(slo, |on, _| on == node);
             if let Some((message, wish)) = refuses.zip(asked.get(slo)) {
-                let why = Why::new(
-                    "NodeRefuses",
-                    format!("node {node} refuses it: {message}; change the SLO, its chain or its NFs to try again"),
+                let message = format!(
+                    "node {node} refuses it: {message}; it is tried again in ten minutes, or when it, its chain or its NFs change"
                 );
-                memo.held.insert(slo.into(), (wish.terms.clone(), why));
+                let why = Why::new("NodeRefuses", message);
+                memo.held.insert(slo.into(), Held { asked: asked_for(wish), since: now, why });
             }
         }
     }
+}
+
+/// All that an SLO asks of a node.
+fn asked_for(wish: &Wish<'_>) -> Asked {
+    (wish.terms.clone(), wish.chain(), wish.functions().collect())
 }
 
 /// Takes each SLO a step on, those with the largest promise first. Returns whether some were left
@@ -156,7 +179,7 @@ fn keep_all(
     for wish in order {
         let epoch = (world.epoch, memo.freed);
         let known = memo.refused.get(wish.name()).filter(|(terms, at, _)| *terms == wish.terms && *at == epoch);
-        let known = memo.held.get(wish.name()).map(|(_, why)| why).or(known.map(|(.., why)| why)).cloned();
+        let known = memo.held.get(wish.name()).map(|held| &held.why).or(known.map(|(.., why)| why)).cloned();
         let may_admit = known.is_none() && tries < MOST_TRIES;
         let before = board.open.instances().count();
         let done = keep(board, wish, &world.plans, may_admit);

@@ -118,16 +118,16 @@ impl Cluster {
         count
     }
 
-    /// Each node takes over its plan.
-    fn agents(&mut self) {
+    /// Each node takes over its plan. Returns whether any had to.
+    fn agents(&mut self) -> bool {
         let lingers = self.lingers;
+        let before: Vec<_> = self.world.plans.values().map(|plan| plan.status.clone()).collect();
         for (name, plan) in &mut self.world.plans {
             if self.silent.contains(name) || !self.world.nodes.get(name).is_some_and(|node| node.is_ready) {
                 continue;
             }
             let status = plan.status.get_or_insert_with(NodePlanStatus::default);
             if status.applied_revision == plan.spec.revision {
-                // What was taken away goes, in the end.
                 continue;
             }
             status.observed_revision = plan.spec.revision;
@@ -146,14 +146,14 @@ impl Cluster {
             };
             status.uses = plan.spec.slos.iter().map(|one| use_of(&one.slo.name)).collect();
         }
+        before != self.world.plans.values().map(|plan| plan.status.clone()).collect::<Vec<_>>()
     }
 
     /// Rounds until nothing changes.
     fn run(&mut self) {
         for _ in 0..200 {
             let wrote = self.round();
-            self.agents();
-            if wrote == 0 {
+            if !self.agents() && wrote == 0 {
                 return;
             }
         }

@@ -25,7 +25,7 @@ use sluice_api::config::{OnFailure, Run};
 #[serde(rename_all = "camelCase")]
 pub struct ServiceChainSpec {
     /// The NFs that packets pass, in order, by the names of NetworkFunctions in this namespace.
-    #[schemars(length(max = 16))]
+    #[schemars(length(max = 16), inner(length(max = 253)))]
     #[x_kube(
         validation = Rule::new("size(self) > 0").message("a chain without services has nothing to promise: name a NetworkFunction"),
         validation = Rule::new("self.all(one, self.exists_one(other, other == one))").message(

@@ -26,7 +26,9 @@ mod plan;
 mod profile;
 mod slo;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use kube::CustomResourceExt;
 
 pub use chain::{Match, ServiceChain, ServiceChainSpec, ServiceChainStatus};
@@ -41,10 +43,26 @@ pub const GROUP: &str = "sluice.dev";
 
 /// The definitions, by name.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let mut all =
-        vec![NetworkFunction::crd(), NfProfile::crd(), NodePlan::crd(), ServerClass::crd(), ServiceChain::crd(), Slo::crd()];
+    let mut all = [NetworkFunction::crd(), NfProfile::crd(), NodePlan::crd(), ServerClass::crd(), ServiceChain::crd(), Slo::crd()];
+    for version in all.iter_mut().filter(|crd| crd.spec.names.kind == "NodePlan").flat_map(|crd| &mut crd.spec.versions) {
+        let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
+        let spec = schema.and_then(|schema| schema.properties.as_mut()?.get_mut("spec")?.properties.as_mut());
+        spec.into_iter().flatten().for_each(|(_, part)| trust(part));
+    }
     all.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    all
+    all.into()
+}
+
+/// Removes rules: what is copied into a plan was checked where it came from, and the API server
+/// has bounds for what rules may cost.
+fn trust(schema: &mut JSONSchemaProps) {
+    schema.x_kubernetes_validations = None;
+    schema.properties.iter_mut().flatten().for_each(|(_, property)| trust(property));
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(items)) => trust(items),
+        Some(JSONSchemaPropsOrArray::Schemas(items)) => items.iter_mut().for_each(trust),
+        None => {}
+    }
 }
 
 /// A definition as a manifest, and the name of its file.

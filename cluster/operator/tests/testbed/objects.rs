@@ -15,9 +15,11 @@ use serde_json::{Value, json};
 use sluice_cluster_types::{NfProfile, NodePlan, NodePlanStatus, ServerClass, Slo, Use};
 use sluice_slo::examples::{profile, shape};
 
-use super::PATIENCE;
+use crate::testbed::PATIENCE;
 
 pub const CLASS: &str = "sluice.dev/class";
+/// A node with an agent of its own.
+pub const REAL: &str = "real";
 
 /// Makes or changes an object.
 pub async fn apply<K: Resource<DynamicType = ()>>(client: &Client, object: &Value) -> Result<DynamicObject, kube::Error> {
@@ -146,6 +148,9 @@ impl Agents {
 
     async fn take(&self, api: &Api<NodePlan>, plan: NodePlan) {
         let name = plan.name_any();
+        if name == REAL {
+            return;
+        }
         let revision = plan.spec.revision;
         self.seen.lock().unwrap().entry(name.clone()).or_default().push((plan.spec.term, revision));
         let before = plan.status.unwrap_or_default();

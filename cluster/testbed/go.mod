@@ -1,5 +1,5 @@
 // The programs of Kubernetes that the tests of the cluster run. Only `go build` reads this: see scripts/test-cluster.
-module sluice.invalid/testbed/kubernetes
+module sluice.invalid/testbed
 
 go 1.24.0
 
