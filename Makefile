@@ -298,6 +298,11 @@ test-metrics: ## have a real Prometheus scrape what `make build` or `make deb` b
 test-chart: ## lint and render the Helm chart, and see what values it refuses; builds Helm once (Go 1.26, three minutes)
 	scripts/test-chart
 
+# Kubernetes is built once, outside of the target folder: the script says how long that takes.
+.PHONY: test-cluster
+test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.24, a quarter of an hour)
+	scripts/test-cluster
+
 .PHONY: clean
 clean: ## remove everything that was built
 	cargo clean

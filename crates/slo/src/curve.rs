@@ -64,6 +64,7 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2; the checks are ours.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::unit;
@@ -88,7 +89,7 @@ const LEAST: f64 = 1e-300;
 /// Positions checked inside a gap, where `x` need not be whole.
 const STEPS: u32 = 16;
 
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
     /// Ways, or packets per second.
@@ -98,7 +99,7 @@ pub struct Point {
 }
 
 /// How far the samples of a curve agree with it: a measure of how quiet the host was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Confidence {
     /// Samples of all points together.
@@ -137,7 +138,7 @@ impl Confidence {
 const TOO_NOISY: u32 = 4;
 
 /// A curve of straight lines between points.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Curve {
     /// Its points, by rising `x`; `y` never falls.

@@ -59,7 +59,7 @@ pub struct Key {
 }
 
 /// Where the numbers of a throughput curve come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// The processor's cache control.
@@ -71,7 +71,7 @@ pub enum Source {
 }
 
 /// How an instance uses the cache: for models of contention, not for promises.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CacheUse {
     /// References per packet that pass the processor's private caches.
@@ -85,7 +85,7 @@ pub struct CacheUse {
 }
 
 /// What one instance can do.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     pub form: u32,

@@ -11,6 +11,7 @@
 //! Times that do not grow with the NF's (such as a wakeup) are scaled all the same: the result is
 //! too long, and so safe.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::curve::{Confidence, Curve, Point};
@@ -19,7 +20,7 @@ use crate::curve::{Confidence, Curve, Point};
 const HALVINGS: u32 = 20;
 
 /// An NF of a chain.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
     /// Its latency in microseconds against packets per second that enter the chain: that of all

@@ -1,0 +1,200 @@
+use std::collections::BTreeSet;
+
+use sluice_api::promise::{Promise, Promises};
+use sluice_cluster_types::{Match, NetworkFunctionSpec, PlannedChain, PlannedFunction, ServiceChainSpec};
+use sluice_slo::assignment::Promised;
+use sluice_slo::examples::{shape, slo};
+use sluice_slo::placement::{Instance, PlacedServer};
+use sluice_slo::slo::{Slo, Workload};
+
+use super::*;
+
+/// A daemon that keeps what it is given, unless it refuses something. What is placed names chains
+/// that it has.
+#[derive(Default)]
+struct Fake {
+    config: Config,
+    placed: Option<Assignment>,
+    refuse: Option<&'static str>,
+    is_away: bool,
+    applies: usize,
+}
+
+impl Fake {
+    fn check(&self) -> Result<(), DaemonError> {
+        let chains: BTreeSet<&str> = self.config.chains.iter().map(|chain| chain.name.as_str()).collect();
+        let slos = self.placed.iter().flat_map(|placed| &placed.slos).map(|promised| promised.slo.name.as_str());
+        match slos.into_iter().find(|slo| !chains.contains(slo)) {
+            Some(slo) => Err(DaemonError::Refused(format!("no chain is named as the SLO \"{slo}\""))),
+            None => Ok(()),
+        }
+    }
+
+    fn answer(&self, to: &str) -> Result<(), DaemonError> {
+        match self.refuse {
+            _ if self.is_away => Err(DaemonError::Away("no sluiced answers".into())),
+            Some(what) if what == to => Err(DaemonError::Refused("another binary".into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Daemon for Fake {
+    fn apply(&mut self, config: &str, _: &std::path::Path) -> Result<(), DaemonError> {
+        self.answer("apply")?;
+        let before = std::mem::replace(&mut self.config, toml::from_str(config).unwrap());
+        self.applies += 1;
+        self.check().inspect_err(|_| self.config = before)
+    }
+
+    fn place(&mut self, assignment: &Assignment) -> Result<Vec<String>, DaemonError> {
+        self.answer("place")?;
+        assignment.check().unwrap();
+        let before = self.placed.replace(assignment.clone());
+        self.check().inspect_err(|_| self.placed = before)?;
+        Ok(vec!["no cache ways here".into()])
+    }
+
+    fn withdraw(&mut self) -> Result<(), DaemonError> {
+        self.answer("withdraw")?;
+        self.placed = None;
+        Ok(())
+    }
+
+    fn placement(&mut self) -> Result<Option<Assignment>, DaemonError> {
+        self.answer("placement")?;
+        Ok(self.placed.clone())
+    }
+
+    fn promises(&mut self) -> Result<Promises, DaemonError> {
+        self.answer("promises")?;
+        let slos = self.placed.iter().flat_map(|placed| &placed.slos);
+        let promises = slos.map(|one| Promise { slo: one.slo.name.clone(), ..Promise::default() }).collect();
+        Ok(Promises { promises, ..Promises::default() })
+    }
+}
+
+const BASE: &str = "[[port]]\nname = \"in\"\nkind = \"gen\"\n[[port]]\nname = \"out\"\nkind = \"sink\"\n";
+
+/// A plan with SLOs of these names, each with one instance of `t_nat`.
+fn plan(revision: i64, slos: &[&str]) -> NodePlanSpec {
+    let instance = |(i, name): (usize, &&str)| Instance {
+        slo: (*name).into(),
+        number: 0,
+        cores: vec![i as u32],
+        ways: 1,
+        memory_mib: 16,
+        capacity_pps: 1e6,
+        load_pps: 1e6,
+    };
+    let mut server = PlacedServer::empty("n0", &shape());
+    server.instances = slos.iter().enumerate().map(instance).collect();
+    let promised = |name: &&str| {
+        let slo = Slo { name: (*name).into(), workload: Workload::Nf("t_nat".into()), ..slo(1e6, 100.0) };
+        Promised { slo, profile: None }
+    };
+    let chain = |name: &&str| PlannedChain {
+        name: (*name).into(),
+        namespace: "t".into(),
+        slo: (*name).into(),
+        chain: ServiceChainSpec {
+            services: vec!["t_nat".into()],
+            ingress: vec![Match { port: Some("in".into()), ..Match::default() }],
+            egress: "out".into(),
+            ..ServiceChainSpec::default()
+        },
+    };
+    let spec = NetworkFunctionSpec { exec: Some("sluice-nf-nat".into()), ..NetworkFunctionSpec::default() };
+    let nat = PlannedFunction { name: "t_nat".into(), namespace: "t".into(), function: "nat".into(), spec };
+    let functions = if slos.is_empty() { Vec::new() } else { vec![nat] };
+    let slos_of = slos.iter().map(promised).collect();
+    NodePlanSpec { term: 1, revision, server, slos: slos_of, chains: slos.iter().map(chain).collect(), functions }
+}
+
+fn agent(folder: &tempfile::TempDir) -> Agent<Fake> {
+    let base = folder.path().join("base.toml");
+    std::fs::write(&base, BASE).unwrap();
+    Agent::new(Fake::default(), base, folder.path().join("kept.json"))
+}
+
+fn chains(agent: &Agent<Fake>) -> Vec<&str> {
+    agent.daemon.config.chains.iter().map(|chain| chain.name.as_str()).collect()
+}
+
+#[test]
+fn a_plan_is_taken_over_and_the_next_replaces_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    let turn = agent.turn(&plan(1, &["a", "b"]), now);
+    assert_eq!((turn.status.applied_revision, turn.status.refused, turn.away), (1, None, None));
+    assert_eq!(turn.status.uses.iter().map(|one| one.slo.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(turn.status.notes, ["no cache ways here"]);
+    let service = &agent.daemon.config.services[0];
+    assert_eq!((service.name.as_str(), service.instances, service.tenant.as_deref()), ("t_nat", 0, Some("t")));
+    let applies = agent.daemon.applies;
+    agent.turn(&plan(1, &["a", "b"]), now);
+    assert_eq!(agent.daemon.applies, applies, "nothing is done twice");
+    agent.turn(&plan(2, &["b", "c"]), now);
+    assert_eq!(chains(&agent), ["b", "c"]);
+    agent.turn(&plan(3, &[]), now);
+    assert_eq!((chains(&agent), &agent.daemon.placed), (vec![], &None));
+    assert_eq!(agent.daemon.config.ports.len(), 2, "what the node itself has stays");
+}
+
+#[test]
+fn what_the_daemon_refuses_leaves_the_old_plan_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    agent.turn(&plan(1, &["a"]), now);
+    for step in ["apply", "place"] {
+        agent.daemon.refuse = Some(step);
+        let at = now + AGAIN * 2;
+        let turn = agent.turn(&plan(2, &["b"]), at);
+        let NodePlanStatus { observed_revision, applied_revision, refused, uses, .. } = turn.status;
+        assert_eq!((observed_revision, applied_revision, refused.as_deref()), (2, 1, Some("another binary")));
+        assert_eq!((uses[0].slo.as_str(), chains(&agent)), ("a", vec!["a"]));
+        agent.daemon.refuse = None;
+        assert!(agent.turn(&plan(2, &["b"]), at).status.refused.is_some(), "it is not tried again at once");
+        agent.refused = None;
+    }
+    assert_eq!(agent.turn(&plan(2, &["b"]), now + AGAIN * 4).status.applied_revision, 2);
+}
+
+#[test]
+fn without_the_api_server_the_last_plan_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = Instant::now();
+    agent(&folder).turn(&plan(7, &["a"]), now);
+    // Agent and daemon are started anew.
+    let mut agent = agent(&folder);
+    let kept = agent.applied().unwrap().clone();
+    assert_eq!(kept.revision, 7);
+    agent.turn(&kept, now);
+    assert_eq!(chains(&agent), ["a"]);
+    agent.daemon = Fake { is_away: true, ..Fake::default() };
+    let turn = agent.turn(&kept, now);
+    assert!(turn.away.unwrap().contains("no sluiced answers") && turn.status.refused.is_none());
+    agent.daemon = Fake::default();
+    agent.turn(&kept, now);
+    assert_eq!(chains(&agent), ["a"], "a daemon that was restarted gets it again");
+}
+
+#[test]
+fn what_is_no_plan_for_this_node_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    let mut refused = |change: fn(&mut NodePlanSpec), revision: i64| {
+        let mut plan = plan(revision, &["a"]);
+        change(&mut plan);
+        agent.turn(&plan, now).status.refused.unwrap()
+    };
+    let port = refused(|plan| plan.chains[0].chain.egress = "wan".into(), 1);
+    assert!(port.contains("the port \"wan\", and this node has: in, out"), "{port}");
+    let pods = refused(|plan| plan.functions[0].spec.exec = None, 2);
+    assert!(pods.contains("name its program in exec"), "{pods}");
+    std::fs::write(&agent.base, format!("{BASE}[[service]]\nname = \"t_nat\"\nexec = \"x\"\n")).unwrap();
+    let taken = agent.turn(&plan(3, &["a"]), now).status.refused.unwrap();
+    assert!(taken.contains("rename it there"), "{taken}");
+    std::fs::remove_file(&agent.base).unwrap();
+    assert!(agent.turn(&plan(4, &["a"]), now).status.refused.unwrap().contains("--base"));
+}

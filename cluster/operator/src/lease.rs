@@ -1,0 +1,139 @@
+//! Which of several operators acts: the one with the lease.
+//!
+//! # Approach
+//! As Kubernetes' own controllers do it: a candidate takes the lease when its holder has not
+//! renewed it for the lease's time by the candidate's own clock, so clocks need not agree. The
+//! holder acts for two thirds of that time after its last renewal, so it has stopped before another
+//! one begins. Requests have a time limit that fits into the last third.
+//!
+//! *Term*: the lease's transitions, one more for each holder. It is written into each plan, and the
+//! API server refuses a plan with a lower one: what a holder has sent that was stopped, and goes on
+//! later, does no harm where its successor has written. If the lease was deleted, the count begins
+//! above the terms of the plans.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::{Client, Error};
+
+use crate::write::{is_conflict, within};
+
+/// A candidate, or the holder.
+pub struct Candidate {
+    api: Api<Lease>,
+    name: String,
+    me: String,
+    time: Duration,
+    /// The last lease that was seen, and since when.
+    seen: Option<(LeaseSpec, Instant)>,
+    holds: Option<Held>,
+}
+
+/// The lease is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    pub term: i64,
+    /// Until then alone, unless it is renewed.
+    pub until: Instant,
+}
+
+impl Candidate {
+    pub fn new(client: Client, namespace: &str, name: &str, me: &str, time: Duration) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: name.into(), me: me.into(), time, seen: None, holds: None }
+    }
+
+    /// The lease, while it is held.
+    pub fn held(&self) -> Option<Held> {
+        self.holds.filter(|held| Instant::now() < held.until)
+    }
+
+    /// Time between two attempts.
+    pub fn period(&self) -> Duration {
+        self.time / 6
+    }
+
+    /// Takes or renews the lease if that is possible. `highest` is the highest term of any plan.
+    ///
+    /// # Errors
+    /// The API server does not answer, or refuses.
+    pub async fn attempt(&mut self, highest: i64) -> Result<(), Error> {
+        let began = Instant::now();
+        let until = began + self.time * 2 / 3;
+        let found = within(self.time / 6, self.api.get_opt(&self.name)).await?;
+        let Some(found) = found else {
+            let spec = self.spec(highest + 1, None);
+            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+            let lease = Lease { metadata, spec: Some(spec) };
+            let made = within(self.time / 6, self.api.create(&PostParams::default(), &lease)).await;
+            return self.settle(made, until);
+        };
+        let spec = found.spec.clone().unwrap_or_default();
+        let is_mine = spec.holder_identity.as_deref() == Some(self.me.as_str());
+        let is_free = spec.holder_identity.as_deref().is_none_or(str::is_empty);
+        match &self.seen {
+            Some((seen, _)) if *seen == spec => {}
+            _ => self.seen = Some((spec.clone(), began)),
+        }
+        let is_over = self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() >= self.time);
+        if !is_mine && !is_free && !is_over {
+            self.holds = None;
+            return Ok(());
+        }
+        let transitions = i64::from(spec.lease_transitions.unwrap_or(0));
+        // A holder's plans have its own term.
+        let goes_on = is_mine && self.holds.is_some() && highest <= transitions;
+        let term = if goes_on { transitions } else { (transitions + 1).max(highest + 1) };
+        let acquired = spec.acquire_time.filter(|_| goes_on);
+        let lease = Lease { metadata: found.metadata, spec: Some(self.spec(term, acquired)) };
+        let written = within(self.time / 6, self.api.replace(&self.name, &PostParams::default(), &lease)).await;
+        self.settle(written, until)
+    }
+
+    /// Gives the lease back, so that another operator can begin at once.
+    pub async fn release(&mut self) {
+        if self.holds.take().is_none() {
+            return;
+        }
+        let Ok(Some(mut lease)) = within(self.time / 6, self.api.get_opt(&self.name)).await else { return };
+        let Some(spec) = lease.spec.as_mut().filter(|spec| spec.holder_identity.as_deref() == Some(self.me.as_str())) else {
+            return;
+        };
+        spec.holder_identity = Some(String::new());
+        // If that fails, the lease ends by itself.
+        let _ = within(self.time / 6, self.api.replace(&self.name, &PostParams::default(), &lease)).await;
+    }
+
+    fn settle(&mut self, written: Result<Lease, Error>, until: Instant) -> Result<(), Error> {
+        match written {
+            Ok(lease) => {
+                let spec = lease.spec.unwrap_or_default();
+                let term = i64::from(spec.lease_transitions.unwrap_or(0));
+                self.seen = Some((spec, Instant::now()));
+                self.holds = Some(Held { term, until });
+                Ok(())
+            }
+            // Another one was faster.
+            Err(error) if is_conflict(&error) => {
+                self.holds = None;
+                Ok(())
+            }
+            // It may have been written; until the lease is read again, what was held is held.
+            Err(error) => Err(error),
+        }
+    }
+
+    fn spec(&self, term: i64, acquired: Option<MicroTime>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: i32::try_from(self.time.as_secs()).ok(),
+            lease_transitions: i32::try_from(term).ok(),
+            acquire_time: Some(acquired.unwrap_or_else(|| now.clone())),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `sluice-operator`: plans the SLOs of a cluster, and writes a plan for each node.
+//!
+//! It needs nothing but the API server: what it has decided is in the NodePlans, so that it can be
+//! killed and started anywhere at any time. Several may run; the one with the lease acts.
+
+mod args;
+mod feed;
+mod lease;
+mod pod;
+mod run;
+mod write;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+
+use crate::args::RunArgs;
+
+/// Plans the SLOs of a Kubernetes cluster.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Plan until stopped. The API server is that of the pod, or of $KUBECONFIG.
+    Run(RunArgs),
+    /// Print the definitions of the custom resources.
+    Crds {
+        /// Write a file for each into this folder instead.
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+    },
+}
+
+fn crds(out: Option<PathBuf>) -> anyhow::Result<()> {
+    for crd in sluice_cluster_types::crds() {
+        let (file, text) = sluice_cluster_types::manifest(&crd).context("a definition cannot be written as YAML")?;
+        match &out {
+            None => print!("---\n{text}"),
+            Some(folder) => {
+                let path = folder.join(file);
+                std::fs::write(&path, text).with_context(|| format!("cannot write {}; does the folder exist?", path.display()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Crds { out } => crds(out),
+        Command::Run(args) => {
+            let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| "info".into());
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            runtime.block_on(run::run(&args))
+        }
+    }
+}

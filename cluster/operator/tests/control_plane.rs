@@ -1,0 +1,375 @@
+//! The operator against a real API server: `scripts/test-cluster` runs this.
+//!
+//! Without a folder of programs in `SLUICE_CLUSTER_BIN` it says that it was skipped. The cases
+//! share one control plane, each with names of its own, and run one after the other.
+
+#[path = "testbed/objects.rs"]
+mod objects;
+mod testbed;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, Error};
+use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
+use serde_json::{Value, json};
+use sluice_cluster_types::{NetworkFunction, NodePlan, ServerClass, ServiceChain, Slo, labels};
+use testbed::{Plane, Process};
+
+const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
+
+fn main() {
+    // Cargo asks harnesses for their tests.
+    if std::env::args().any(|arg| arg == "--list") {
+        return;
+    }
+    let Some(programs) = testbed::programs() else {
+        println!("skipped: no control plane; scripts/test-cluster builds one and names it in SLUICE_CLUSTER_BIN");
+        return;
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let plane = Plane::start(&programs, true).await;
+        let client = plane.client().await;
+        define(&client).await;
+        done("definitions are accepted");
+        refusals(&client).await;
+        done("bad objects are refused, with what to do");
+        let agents = Agents::start(client.clone());
+        let first = plane.operator("first", OPERATOR);
+        admission(&client).await;
+        done("an SLO is admitted, and what has no room says so");
+        pods(&client).await;
+        done("gated pods get their nodes");
+        fence(&client).await;
+        done("a plan of an earlier term is refused");
+        rollout(&client, &agents).await;
+        done("a change stops at a node that refuses");
+        losses(&client).await;
+        done("what was on a lost node is placed again, and a cordoned one is emptied");
+        leaders(&client, &plane, first, &agents).await;
+        done("of two operators one acts, and the other goes on after it");
+        match std::env::var_os("SLUICE_DAEMON_BIN") {
+            None => println!("skipped: a real node; SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
+            Some(folder) => {
+                real_node(&client, &plane, Path::new(&folder)).await;
+                done("a real daemon runs what its node is given, and packets flow");
+            }
+        }
+    });
+}
+
+fn done(what: &str) {
+    println!("ok: {what}");
+}
+
+/// What the API server says to an object.
+fn said<T: std::fmt::Debug>(answer: Result<T, Error>) -> String {
+    match answer.unwrap_err() {
+        Error::Api(status) => status.message,
+        other => panic!("{other}"),
+    }
+}
+
+async fn refusals(client: &Client) {
+    let slo = |change: fn(&mut Value)| {
+        let mut slo = reserved("default", "bad", 1e6);
+        change(&mut slo["spec"]);
+        slo
+    };
+    let slos = [
+        (
+            slo(|spec| drop(spec.as_object_mut().unwrap().remove("reserved"))),
+            "an SLO is reserved or on demand: write one of the two",
+        ),
+        (slo(|spec| spec["onDemand"] = json!({"latencyUs": 5.0, "mostInstances": 1})), "an SLO is reserved or on demand"),
+        (slo(|spec| drop(spec.as_object_mut().unwrap().remove("traffic"))), "write traffic as the NFProfile has it"),
+        (slo(|spec| spec["reserved"]["throughputPps"] = json!(0.0)), "a throughput is above 0"),
+        (slo(|spec| spec["reserved"]["latencyUs"] = json!(-1.0)), "a latency is above 0"),
+        (slo(|spec| spec["footprint"] = json!({"cores": 1})), "leave footprint out"),
+        (slo(|spec| *spec = json!({"chain": "a", "onDemand": {"latencyUs": 5.0}})), "an SLO on demand has a cap"),
+        (
+            slo(|spec| *spec = json!({"chain": "a", "onDemand": {"latencyUs": 5.0, "mostInstances": 0}})),
+            "mostInstances is 1 to 256",
+        ),
+        (slo(|spec| *spec = json!({"chain": "a", "onDemand": {"latencyUs": 5.0, "mostPps": 0.0}})), "mostPps is above 0"),
+        (slo(|spec| spec["chain"] = json!("")), "name a ServiceChain of this namespace"),
+    ];
+    for (object, message) in slos {
+        let said = said(apply::<Slo>(client, &object).await);
+        assert!(said.contains(message), "{said}");
+    }
+    let chains = [
+        (json!([]), json!([{"port": "in"}]), "has nothing to promise"),
+        (json!(["nat", "nat"]), json!([{"port": "in"}]), "a service occurs twice"),
+        (json!(["nat"]), json!([]), "no packet enters the chain"),
+        (json!(["nat"]), json!([{}]), "takes the packets of all tenants"),
+        (json!(["nat"]), json!([{"port": "in", "vlan": 5000}]), "less than or equal to 4094"),
+    ];
+    for (services, ingress, message) in chains {
+        let mut object = chain("default", "bad");
+        (object["spec"]["services"], object["spec"]["ingress"]) = (services, ingress);
+        let said = said(apply::<ServiceChain>(client, &object).await);
+        assert!(said.contains(message), "{said}");
+    }
+    let nf = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": {"args": ["-v"]}});
+    let message = said(apply::<NetworkFunction>(client, &nf).await);
+    assert!(message.contains("name it in exec"), "{message}");
+    let class = json!({"metadata": {"name": "bad"}, "spec": {
+        "nodeSelector": {"a": "b"}, "cpu": "A", "cores": 1, "llcWays": 2, "wayBytes": 1, "ddioWays": 2, "classes": 4, "memoryMib": 64,
+    }});
+    let message = said(apply::<ServerClass>(client, &class).await);
+    assert!(message.contains("nothing of the cache is left"), "{message}");
+    // What may not change.
+    apply::<Slo>(client, &reserved("default", "fixed", 1e6)).await.unwrap();
+    let mut other = reserved("default", "fixed", 1e6);
+    other["spec"]["chain"] = json!("other");
+    let message = said(apply::<Slo>(client, &other).await);
+    assert!(message.contains("an SLO stays with its chain"), "{message}");
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "default");
+    slos.delete("fixed", &DeleteParams::default()).await.unwrap();
+}
+
+async fn admission(client: &Client) {
+    for i in 0..3 {
+        node(client, &format!("n{i}")).await;
+    }
+    basics(client, "acme").await;
+    promise(client, "acme", "web", 12e6).await;
+    let slo = state(client, "acme", "web", "kept").await;
+    let status = slo.status.unwrap();
+    assert!(status.instances >= 2 && status.nodes == "n0" && status.promised.starts_with("12000000 packets/s"), "{status:?}");
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let plan = plans.get("n0").await.unwrap().spec;
+    assert_eq!((plan.slos[0].slo.name.as_str(), plan.functions[0].name.as_str()), ("acme_web", "acme_nat"));
+    promise(client, "acme", "huge", 900e6).await;
+    let status = state(client, "acme", "huge", "refused").await.status.unwrap();
+    assert!(status.why.contains("this would fit"), "{status:?}");
+    let message = json!({"spec": {"traffic": "IMIX"}});
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.patch("huge", &PatchParams::default(), &Patch::Merge(message)).await.unwrap();
+    wait("another reason", || async {
+        let status = slos.get("huge").await.ok()?.status?;
+        status.why.contains("there are profiles of it with the traffic \"64 B\"").then_some(())
+    })
+    .await;
+    slos.delete("huge", &DeleteParams::default()).await.unwrap();
+}
+
+async fn pods(client: &Client) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "acme");
+    let pod = |name: &str| -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {labels::SLO: "web", labels::FUNCTION: "nat"}},
+            "spec": {
+                "schedulingGates": [{"name": labels::GATE}],
+                "containers": [{"name": "nf", "image": "nf:1", "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}}],
+            },
+        }))
+        .unwrap()
+    };
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let instances = plans.get("n0").await.unwrap().spec.server.instances.len();
+    for i in 0..=instances {
+        pods.create(&PostParams::default(), &pod(&format!("p{i}"))).await.unwrap();
+    }
+    // The stock scheduler binds them.
+    let bound = wait("pods are bound", || async {
+        let all = pods.list(&ListParams::default()).await.ok()?.items;
+        let bound: Vec<Pod> =
+            all.into_iter().filter(|pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())).collect();
+        (bound.len() == instances).then_some(bound)
+    })
+    .await;
+    let of = |pod: &Pod| pod.metadata.labels.as_ref().unwrap()[labels::INSTANCE].clone();
+    assert!(bound.iter().all(|pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some("n0")));
+    assert_eq!(bound.iter().map(of).collect::<BTreeSet<_>>().len(), instances, "each has an instance of its own");
+    let waits = pods.get(&format!("p{instances}")).await.unwrap();
+    assert_eq!(waits.spec.unwrap().scheduling_gates.unwrap()[0].name, labels::GATE, "one more than there are instances waits");
+    // Where one goes, the next takes its place.
+    let gone = bound[0].metadata.name.clone().unwrap();
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    pods.delete(&gone, &at_once).await.unwrap();
+    let next = wait("the next pod is bound", || async {
+        let pod = pods.get(&format!("p{instances}")).await.ok()?;
+        pod.spec.as_ref()?.node_name.is_some().then_some(pod)
+    })
+    .await;
+    assert_eq!(of(&next), of(&bound[0]));
+}
+
+async fn fence(client: &Client) {
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let mut plan = plans.get("n0").await.unwrap();
+    plan.spec.term -= 1;
+    plan.spec.revision += 100;
+    let message = said(plans.replace("n0", &PostParams::default(), &plan).await);
+    assert!(message.contains("an operator with a newer lease"), "{message}");
+}
+
+async fn rollout(client: &Client, agents: &Agents) {
+    // One on each of the others, so that three nodes run the NF.
+    for name in ["roll-a", "roll-b"] {
+        promise(client, "acme", name, 15e6).await;
+        state(client, "acme", name, "kept").await;
+    }
+    agents.refuse.lock().unwrap().insert("n1".into(), "no such option".into());
+    let change = json!({"metadata": {"name": "nat", "namespace": "acme"}, "spec": {"exec": "sluice-nf-nat", "args": ["--new"]}});
+    apply::<NetworkFunction>(client, &change).await.unwrap();
+    let nfs: Api<NetworkFunction> = Api::namespaced(client.clone(), "acme");
+    let rolled = |reason: &'static str| {
+        let nfs = nfs.clone();
+        wait(reason, move || {
+            let nfs = nfs.clone();
+            async move {
+                let status = nfs.get("nat").await.ok()?.status?;
+                status.conditions.iter().any(|one| one.reason == reason).then_some(status)
+            }
+        })
+    };
+    let status = rolled("NodeRefuses").await;
+    assert_eq!((status.nodes, status.current), (3, 1));
+    assert!(status.conditions[0].message.contains("node n1 refuses: no such option"), "{status:?}");
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    assert!(plans.get("n2").await.unwrap().spec.functions[0].spec.args.is_empty(), "it stops there");
+    agents.refuse.lock().unwrap().clear();
+    let better = json!({"metadata": {"name": "nat", "namespace": "acme"}, "spec": {"exec": "sluice-nf-nat", "args": ["--better"]}});
+    apply::<NetworkFunction>(client, &better).await.unwrap();
+    wait("all nodes have the next change", || async {
+        let status = nfs.get("nat").await.ok()?.status?;
+        (status.conditions.first()?.reason == "Current" && status.current == 3).then_some(())
+    })
+    .await;
+}
+
+async fn losses(client: &Client) {
+    for i in 3..5 {
+        node(client, &format!("n{i}")).await;
+    }
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    let on = |name: &'static str| {
+        let slos = slos.clone();
+        async move { slos.get(name).await.unwrap().status.unwrap().nodes }
+    };
+    let lost = on("web").await;
+    ready(client, &lost, false).await;
+    wait("it is elsewhere, and kept", || async {
+        let status = slos.get("web").await.ok()?.status?;
+        (!status.nodes.contains(&lost) && status.state == "kept").then_some(())
+    })
+    .await;
+    let cordoned = on("roll-a").await;
+    let nodes: Api<Node> = Api::all(client.clone());
+    nodes.patch(&cordoned, &PatchParams::default(), &Patch::Merge(json!({"spec": {"unschedulable": true}}))).await.unwrap();
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    wait("the cordoned node is empty", || async {
+        plans.get(&cordoned).await.ok()?.spec.server.instances.is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(state(client, "acme", "roll-a", "kept").await.status.unwrap().nodes.split(' ').count(), 1);
+    for name in [&lost, &cordoned] {
+        nodes.delete(name, &DeleteParams::default()).await.unwrap();
+        wait("the plan of a node that is gone goes", || async { plans.get_opt(name).await.ok()?.is_none().then_some(()) }).await;
+    }
+}
+
+async fn leaders(client: &Client, plane: &Plane, first: Process, agents: &Agents) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "default");
+    let holder = || async { leases.get("sluice-operator").await.ok()?.spec?.holder_identity };
+    let led = |name: &'static str| wait(name, move || async move { holder().await?.starts_with(name).then_some(()) });
+    led("first-").await;
+    let second = plane.operator("second", OPERATOR);
+    promise(client, "acme", "one", 4e5).await;
+    state(client, "acme", "one", "kept").await;
+    led("first-").await;
+    // The first is stopped in the middle of whatever it does, and goes on when another one leads.
+    first.signal("STOP");
+    led("second-").await;
+    promise(client, "acme", "two", 4e5).await;
+    state(client, "acme", "two", "kept").await;
+    first.signal("CONT");
+    promise(client, "acme", "three", 4e5).await;
+    state(client, "acme", "three", "kept").await;
+    led("second-").await;
+    drop(second);
+    led("first-").await;
+    promise(client, "acme", "four", 4e5).await;
+    state(client, "acme", "four", "kept").await;
+    // One that ends in order leaves at once.
+    first.signal("TERM");
+    wait("the lease is given back", || async { holder().await?.is_empty().then_some(()) }).await;
+    for (node, seen) in agents.seen.lock().unwrap().iter() {
+        assert!(seen.is_sorted(), "{node}: terms and revisions never go back: {seen:?}");
+    }
+}
+
+/// Ports of a server that needs no hardware.
+const BASE: &str = r#"
+[[port]]
+name = "in"
+kind = "gen"
+rate = 1000
+overload = "wait"
+
+[[port]]
+name = "out"
+kind = "sink"
+
+[promises]
+cores = [1]
+cache = "none"
+"#;
+
+/// Operator, agent and daemon, as on a node.
+async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
+    let at = |name: &str| plane.folder.path().join(name);
+    let (base, socket) = (at("base.toml"), at("run/control.sock"));
+    std::fs::write(&base, format!("[manager]\nruntime_dir = {:?}\n{BASE}", at("run"))).unwrap();
+    let daemon = Process::start(Command::new(programs.join("sluiced")).arg(&base), at("sluiced.log"));
+    let _operator = plane.operator("third", OPERATOR);
+    let mut agent = Command::new(Path::new(OPERATOR).with_file_name("sluice-node"));
+    agent.args(["--node", "real"]).arg("--socket").arg(&socket).arg("--base").arg(&base).arg("--kept").arg(at("kept.json"));
+    let agent = Process::start(agent.env("KUBECONFIG", &plane.kubeconfig), at("sluice-node.log"));
+    let class = json!({"metadata": {"name": "real"}, "spec": {
+        "nodeSelector": {objects::CLASS: "real"}, "cpu": "any", "cores": 1, "llcWays": 2, "wayBytes": 1048576, "classes": 4,
+        "memoryMib": 1024,
+    }});
+    apply::<ServerClass>(client, &class).await.unwrap();
+    let nodes: Api<Node> = Api::all(client.clone());
+    // The SLO is to come to this node.
+    for other in nodes.list(&ListParams::default()).await.unwrap() {
+        let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+        nodes.patch(&other.metadata.name.unwrap(), &PatchParams::default(), &cordon).await.unwrap();
+    }
+    node(client, objects::REAL).await;
+    let label = json!({"metadata": {"labels": {objects::CLASS: "real"}}});
+    nodes.patch(objects::REAL, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+    let bridge = json!({"metadata": {"name": "bridge", "namespace": "acme"}, "spec": {"exec": "sluice-nf-bridge"}});
+    apply::<NetworkFunction>(client, &bridge).await.unwrap();
+    let mut object = chain("acme", "packets");
+    object["spec"]["services"] = json!(["bridge"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    let spec = json!({"chain": "packets", "onDemand": {"latencyUs": 1e6, "mostInstances": 1}});
+    apply::<Slo>(client, &json!({"metadata": {"name": "packets", "namespace": "acme"}, "spec": spec})).await.unwrap();
+    let words = || format!("{}\n{}", daemon.last_words(), agent.last_words());
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let flows = || async {
+        let status = plans.get("real").await.ok()?.status?;
+        assert!(status.refused.is_none(), "{status:?}\n{}", words());
+        status.uses.first().is_some_and(|one| one.delivered_pps > 0.0).then_some(())
+    };
+    wait("packets flow", flows).await;
+    assert_eq!(state(client, "acme", "packets", "kept").await.status.unwrap().nodes, "real");
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("packets", &DeleteParams::default()).await.unwrap();
+    wait("the daemon keeps nothing any more", || async {
+        let plan = plans.get("real").await.ok()?;
+        let status = plan.status?;
+        (status.applied_revision == plan.spec.revision && status.uses.is_empty()).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,140 @@
+//! The plans of a round while they change.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_slo::assignment::Promised;
+use sluice_slo::placement::{Instance, PlacedServer, Placement};
+
+use crate::health::{Health, is_settled};
+use crate::world::World;
+
+/// Where a server is.
+#[derive(Debug, Clone, Copy)]
+enum At {
+    Open(usize),
+    Rest(usize),
+}
+
+/// All servers with their instances, while a round changes them.
+#[derive(Debug, Default)]
+pub struct Board {
+    /// Those that can have more instances.
+    pub open: Placement,
+    rest: Placement,
+    at: BTreeMap<String, At>,
+    pub health: BTreeMap<String, Health>,
+    /// The nodes of each SLO.
+    on: BTreeMap<String, BTreeSet<String>>,
+    /// The terms of each SLO, by node and name.
+    pub promised: BTreeMap<String, BTreeMap<String, Promised>>,
+    /// Instances that run: those in plans that are settled, with whether packets are led to them.
+    running: BTreeMap<(String, u32), bool>,
+    /// Whether room was made.
+    pub is_freed: bool,
+}
+
+impl Board {
+    /// Adds a server, with the instances of its plan.
+    pub fn add(&mut self, world: &World, server: PlacedServer, health: Health) {
+        let name = server.name.clone();
+        if let Some(plan) = world.plans.get(&name) {
+            self.promised.insert(name.clone(), plan.spec.slos.iter().map(|one| (one.slo.name.clone(), one.clone())).collect());
+            if is_settled(plan) && health != Health::Lost {
+                let here = plan.spec.server.instances.iter();
+                self.running.extend(here.map(|one| ((one.slo.clone(), one.number), one.load_pps > 0.0)));
+            }
+        }
+        for instance in &server.instances {
+            self.on.entry(instance.slo.clone()).or_default().insert(name.clone());
+        }
+        let (placement, at): (_, fn(usize) -> At) =
+            if health == Health::Open { (&mut self.open, At::Open) } else { (&mut self.rest, At::Rest) };
+        self.at.insert(name.clone(), at(placement.servers.len()));
+        self.health.insert(name, health);
+        placement.servers.push(server);
+    }
+
+    pub fn server(&self, node: &str) -> Option<&PlacedServer> {
+        match self.at.get(node)? {
+            At::Open(i) => self.open.servers.get(*i),
+            At::Rest(i) => self.rest.servers.get(*i),
+        }
+    }
+
+    fn server_mut(&mut self, node: &str) -> Option<&mut PlacedServer> {
+        match self.at.get(node)? {
+            At::Open(i) => self.open.servers.get_mut(*i),
+            At::Rest(i) => self.rest.servers.get_mut(*i),
+        }
+    }
+
+    pub fn servers(&self) -> impl Iterator<Item = &PlacedServer> {
+        self.open.servers.iter().chain(&self.rest.servers)
+    }
+
+    /// The SLOs with an instance.
+    pub fn slos(&self) -> Vec<String> {
+        self.on.keys().cloned().collect()
+    }
+
+    /// The nodes of an SLO.
+    pub fn nodes(&self, slo: &str) -> Vec<String> {
+        self.on.get(slo).into_iter().flatten().cloned().collect()
+    }
+
+    /// The instances of an SLO, with their nodes.
+    pub fn instances<'a>(&'a self, slo: &'a str) -> impl Iterator<Item = (&'a str, &'a Instance)> {
+        let servers = self.on.get(slo).into_iter().flatten().filter_map(|node| self.server(node));
+        servers.flat_map(move |server| {
+            server.instances.iter().filter(move |one| one.slo == slo).map(|one| (server.name.as_str(), one))
+        })
+    }
+
+    /// Whether an instance runs, in a plan that is settled.
+    pub fn is_running(&self, slo: &str, number: u32) -> bool {
+        self.running.contains_key(&(slo.into(), number))
+    }
+
+    /// Whether an instance runs, and no packets are led to it.
+    pub fn is_idle(&self, slo: &str, number: u32) -> bool {
+        self.running.get(&(slo.into(), number)) == Some(&false)
+    }
+
+    /// Changes the instances of an SLO.
+    pub fn edit(&mut self, slo: &str, mut change: impl FnMut(&str, &mut Instance)) {
+        for node in self.nodes(slo) {
+            if let Some(server) = self.server_mut(&node) {
+                server.instances.iter_mut().filter(|one| one.slo == slo).for_each(|one| change(&node, one));
+            }
+        }
+    }
+
+    /// Removes the instances of an SLO for which this is so.
+    pub fn remove(&mut self, slo: &str, is_gone: impl Fn(&str, &Instance) -> bool) {
+        for node in self.nodes(slo) {
+            let Some(server) = self.server_mut(&node) else { continue };
+            let before = server.instances.len();
+            server.instances.retain(|one| one.slo != slo || !is_gone(&node, one));
+            let (after, is_left) = (server.instances.len(), server.instances.iter().any(|one| one.slo == slo));
+            self.is_freed |= after < before;
+            if !is_left {
+                if let Some(nodes) = self.on.get_mut(slo) {
+                    nodes.remove(&node);
+                }
+                self.promised.entry(node).or_default().remove(slo);
+            }
+        }
+        if self.on.get(slo).is_some_and(BTreeSet::is_empty) {
+            self.on.remove(slo);
+        }
+    }
+
+    /// Notes instances that were added to open servers, by their index.
+    pub fn added(&mut self, slo: &str, at: impl Iterator<Item = usize>, promised: impl Fn(&PlacedServer) -> Promised) {
+        for i in at {
+            let server = &self.open.servers[i];
+            self.on.entry(slo.into()).or_default().insert(server.name.clone());
+            self.promised.entry(server.name.clone()).or_default().insert(slo.into(), promised(server));
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! One SLO: what it has, what it lacks, and what it no longer needs.
+
+use std::collections::BTreeMap;
+
+use sluice_cluster_types::{NodePlan, Use};
+use sluice_planner::admission::{Reason, Refusal, admit};
+use sluice_planner::demand::Demand;
+use sluice_slo::on_demand::{self, lease};
+use sluice_slo::slo::{Cap, Promise, Slo as Terms};
+
+use crate::board::Board;
+use crate::health::Health;
+use crate::wish::{Why, Wish};
+
+/// Packets per second are equal if they differ by less than this part.
+const EPSILON: f64 = 1e-9;
+
+/// An instance.
+#[derive(Debug, Clone)]
+struct Part {
+    node: String,
+    number: u32,
+    carries_pps: f64,
+    /// Whether packets are led to it.
+    is_led: bool,
+    /// Whether it may stay.
+    is_good: bool,
+}
+
+fn parts(board: &Board, slo: &str) -> Vec<Part> {
+    let part = |(node, one): (&str, &sluice_slo::placement::Instance)| Part {
+        node: node.into(),
+        number: one.number,
+        carries_pps: one.capacity_pps,
+        is_led: one.load_pps > 0.0,
+        is_good: matches!(board.health.get(node), Some(Health::Open | Health::Closed)),
+    };
+    board.instances(slo).map(part).collect()
+}
+
+/// What nodes report of an SLO.
+fn uses<'a>(plans: &'a BTreeMap<String, NodePlan>, node: &str, slo: &str) -> Option<&'a Use> {
+    plans.get(node)?.status.as_ref()?.uses.iter().find(|one| one.slo == slo)
+}
+
+/// Takes one SLO a step on: see the crate. Room for what is missing is looked for if `may_admit`.
+///
+/// # Errors
+/// Why it lacks something. What it has stays.
+pub fn keep(board: &mut Board, wish: &Wish<'_>, plans: &BTreeMap<String, NodePlan>, may_admit: bool) -> Result<(), Why> {
+    let lost: Vec<String> =
+        board.nodes(wish.name()).into_iter().filter(|node| board.health.get(node) == Some(&Health::Lost)).collect();
+    if !lost.is_empty() {
+        board.remove(wish.name(), |node, _| lost.iter().any(|gone| gone == node));
+    }
+    match wish.terms.promise {
+        Promise::Reserved { throughput_pps, .. } => {
+            retune(board, wish)?;
+            let has: f64 = parts(board, wish.name()).iter().filter(|one| one.is_good).map(|one| one.carries_pps).sum();
+            let missing = throughput_pps - has;
+            let done = match missing > throughput_pps * EPSILON {
+                true if may_admit => reserve(board, wish, missing),
+                true => Err(Why::new("Waiting", "others are placed first")),
+                false => Ok(()),
+            };
+            lead(board, wish, throughput_pps, plans);
+            done
+        }
+        Promise::OnDemand { .. } => share(board, wish, plans, may_admit),
+    }
+}
+
+/// Keeps other terms from now on, where they have changed.
+fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
+    let mut carries: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for node in board.nodes(wish.name()) {
+        let Some((server, promised)) = board.server(&node).zip(board.promised.get(&node).and_then(|of| of.get(wish.name()))) else {
+            continue;
+        };
+        if promised.slo.workload != wish.terms.workload {
+            let message = format!(
+                "its chain now runs {}, and it was admitted for {}: delete the SLO and make it again",
+                wish.terms.workload, promised.slo.workload
+            );
+            return Err(Why::new("ChainChanged", message));
+        }
+        if promised.slo.promise == wish.terms.promise && promised.slo.traffic == wish.terms.traffic {
+            continue;
+        }
+        let shape = server.shape.clone();
+        let Some(profile) = wish.profiles.iter().find(|profile| profile.key.cpu == shape.cpu) else {
+            return Err(no_server(wish, &shape.cpu));
+        };
+        let demand = Demand::of(&wish.terms, profile, &shape).map_err(|error| Why::new("Impossible", error.to_string()))?;
+        carries.insert(node.clone(), demand.capacity_pps);
+        board.promised.entry(node).or_default().insert(wish.name().into(), wish.promised(Some(profile)));
+    }
+    board.edit(wish.name(), |node, one| {
+        if let Some(pps) = carries.get(node).and_then(|sizes| sizes.get(one.ways as usize)) {
+            one.capacity_pps = *pps;
+            one.load_pps = one.load_pps.min(*pps);
+        }
+    });
+    Ok(())
+}
+
+fn no_server(wish: &Wish<'_>, cpu: &str) -> Why {
+    let own: Vec<&str> = wish.profiles.iter().map(|profile| profile.key.cpu.as_str()).collect();
+    let message = format!("its profiles are of {}, and the nodes have {cpu}: profile it on one of them", own.join(", "));
+    Why::new("NoServer", message)
+}
+
+/// Finds room for what is missing of a reserved SLO.
+fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64) -> Result<(), Why> {
+    let is_new = board.instances(wish.name()).next().is_none();
+    let next = board.instances(wish.name()).map(|(_, one)| one.number + 1).max().unwrap_or(0);
+    // A name that no SLO has, so that it counts as another one.
+    let name = format!("{}+", wish.name());
+    let promise = Promise::Reserved { throughput_pps: missing, latency_us: wish.terms.promise.latency_us() };
+    let asked = Terms { name: name.clone(), promise, ..wish.terms.clone() };
+    let mut refused: Option<Refusal> = None;
+    for profile in wish.profiles.iter().copied() {
+        match admit(&mut board.open, &asked, profile) {
+            Ok(added) => {
+                for (n, (at, new)) in added.iter().enumerate() {
+                    let server = &mut board.open.servers[*at];
+                    let found = server.instances.iter_mut().find(|one| one.slo == name && one.number == new.number);
+                    if let Some(one) = found {
+                        (one.slo, one.number) = (wish.name().into(), next + n as u32);
+                    }
+                }
+                board.added(wish.name(), added.iter().map(|(at, _)| *at), |_| wish.promised(Some(profile)));
+                return Ok(());
+            }
+            Err(refusal) => {
+                refused = Some(match refused {
+                    Some(other) => other.or_nearer(refusal, &asked),
+                    None => refusal,
+                });
+            }
+        }
+    }
+    let Some(refusal) = refused else { return Err(Why::new("NoProfile", "it has no profile")) };
+    let reason = match &refusal.reason {
+        Reason::Full { .. } => "NoRoom",
+        Reason::NoServer { .. } if board.open.servers.is_empty() => {
+            let message =
+                "no node is ready and has a ServerClass and an agent: label one as a ServerClass says, and run sluice-node there";
+            return Err(Why::new("NoServer", message));
+        }
+        Reason::NoServer { .. } => return Err(no_server(wish, &processors(board))),
+        _ => "Impossible",
+    };
+    // What would fit of the missing part is of no use to anybody.
+    let message = if is_new { refusal.to_string() } else { refusal.reason.to_string() };
+    Err(Why::new(reason, message))
+}
+
+/// The processors of the nodes that can have more.
+fn processors(board: &Board) -> String {
+    let mut all: Vec<&str> = board.open.servers.iter().map(|server| server.shape.cpu.as_str()).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.join(", ")
+}
+
+/// Leads the packets of a reserved SLO to the instances that are to stay, and stops the others when
+/// nothing comes to them any more.
+fn lead(board: &mut Board, wish: &Wish<'_>, target: f64, plans: &BTreeMap<String, NodePlan>) {
+    let slo = wish.name();
+    let all = parts(board, slo);
+    let mut good: Vec<&Part> = all.iter().filter(|one| one.is_good).collect();
+    good.sort_by(|a, b| b.is_led.cmp(&a.is_led).then(b.carries_pps.total_cmp(&a.carries_pps)).then(a.number.cmp(&b.number)));
+    let mut sum = 0.0;
+    let needed = |one: &&Part| {
+        let is_needed = sum < target * (1.0 - EPSILON);
+        sum += one.carries_pps;
+        is_needed
+    };
+    let stay: Vec<&Part> = good.into_iter().take_while(needed).collect();
+    let is_enough = sum >= target * (1.0 - EPSILON);
+    let do_run = stay.iter().all(|one| board.is_running(slo, one.number));
+    let led: Vec<&Part> = all.iter().filter(|one| one.is_led).collect();
+    // A plan may change for others without end, so that it is never settled.
+    let runs = |one: &&&Part| uses(plans, &one.node, slo).is_some();
+    let carried: f64 = led.iter().filter(runs).map(|one| one.carries_pps).sum();
+    let mut to: Vec<&Part> = match () {
+        () if !is_enough => all.iter().collect(),
+        // Where what runs does not carry it anyway, nothing is gained by waiting.
+        () if do_run || carried < target * (1.0 - EPSILON) => stay.clone(),
+        () => led,
+    };
+    // The order of a sum is in its last bits, and a plan that differs in these is another one.
+    to.sort_by_key(|one| one.number);
+    let of: f64 = to.iter().map(|one| one.carries_pps).sum();
+    let share = if of > 0.0 { (target / of).min(1.0) } else { 0.0 };
+    let loads: BTreeMap<u32, f64> = to.iter().map(|one| (one.number, one.carries_pps * share)).collect();
+    board.edit(slo, |_, one| one.load_pps = loads.get(&one.number).copied().unwrap_or(0.0));
+    let are_led = stay.iter().all(|one| one.is_led && board.is_running(slo, one.number) && !board.is_idle(slo, one.number));
+    if !is_enough || !are_led {
+        return;
+    }
+    let is_shared = |node: &str| stay.iter().any(|one| one.node == node);
+    let is_quiet = |node: &str| is_shared(node) || uses(plans, node, slo).is_none_or(|one| one.offered_pps <= 0.0);
+    let is_gone = |one: &Part| {
+        let is_idle = board.is_idle(slo, one.number) && is_quiet(&one.node);
+        !one.is_led && (is_idle || !board.is_running(slo, one.number))
+    };
+    let gone: Vec<u32> = all
+        .iter()
+        .filter(|one| !stay.iter().any(|other| other.number == one.number) && is_gone(one))
+        .map(|one| one.number)
+        .collect();
+    if !gone.is_empty() {
+        board.remove(slo, |_, one| gone.contains(&one.number));
+    }
+}
+
+/// Gives an SLO on demand as many instances as nodes ask for, up to its cap.
+fn share(board: &mut Board, wish: &Wish<'_>, plans: &BTreeMap<String, NodePlan>, may_admit: bool) -> Result<(), Why> {
+    let Promise::OnDemand { cap, .. } = wish.terms.promise else { return Ok(()) };
+    let slo = wish.name();
+    for node in board.nodes(slo) {
+        board.promised.entry(node).or_default().insert(slo.into(), wish.promised(None));
+    }
+    let good = |board: &Board| parts(board, slo).iter().filter(|one| one.is_good).count() as u32;
+    let asked = board.nodes(slo).iter().filter_map(|node| uses(plans, node, slo)?.asks_for).max().unwrap_or(0);
+    let wanted = asked.max(1).min(cap.instances.unwrap_or(u32::MAX));
+    let footprint = on_demand::Footprint { cores: wish.footprint.cores, memory_mib: u64::from(wish.footprint.memory_mib) };
+    // Instances that leave do not count against the cap while others take their place.
+    let most = parts(board, slo).len() as u32 + 1;
+    let cap = Cap { instances: Some(most), load_pps: None };
+    let promise = Promise::OnDemand { latency_us: wish.terms.promise.latency_us(), cap };
+    let mut done = Ok(());
+    while good(board) < wanted {
+        if !may_admit {
+            done = Err(Why::new("Waiting", "others are placed first"));
+            break;
+        }
+        let next = board.instances(slo).map(|(_, one)| one.number + 1).max().unwrap_or(0);
+        let asked = Terms { name: format!("{slo}+"), promise, ..wish.terms.clone() };
+        match lease(&mut board.open, &asked, footprint) {
+            Ok((at, new)) => {
+                let server = &mut board.open.servers[at];
+                if let Some(one) = server.instances.iter_mut().find(|one| one.slo == asked.name && one.number == new.number) {
+                    (one.slo, one.number) = (slo.into(), next);
+                }
+                board.added(slo, std::iter::once(at), |_| wish.promised(None));
+            }
+            Err(error) => {
+                done = Err(Why::new("NoRoom", error.to_string()));
+                break;
+            }
+        }
+    }
+    let all = parts(board, slo);
+    let do_run = all.iter().filter(|one| one.is_good).all(|one| board.is_running(slo, one.number));
+    if done.is_ok() && do_run {
+        let leaving: Vec<u32> = all.iter().filter(|one| !one.is_good).map(|one| one.number).collect();
+        board.remove(slo, |_, one| leaving.contains(&one.number));
+    }
+    done
+}

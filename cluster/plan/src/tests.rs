@@ -1,0 +1,225 @@
+//! A cluster of values: rounds, and nodes that take over their plans.
+
+mod admission;
+mod change;
+mod random;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use sluice_cluster_types::{
+    Match, NetworkFunction, NetworkFunctionSpec, NfProfile, NfProfileSpec, NodePlan, NodePlanStatus, Reserved, ServerClassSpec,
+    ServiceChain, ServiceChainSpec, Slo, SloSpec, SloStatus, Use,
+};
+use sluice_slo::examples::{profile, shape};
+use sluice_slo::placement::{Instance, Placement};
+use sluice_slo::slo::Promise;
+
+use crate::status::statuses;
+use crate::{Key, Memo, Node, World, place};
+
+/// A cluster that is simulated: the world, an operator's memory, and nodes.
+struct Cluster {
+    world: World,
+    memo: Memo,
+    term: i64,
+    now: Duration,
+    /// Nodes that refuse any change, with what they say.
+    refuse: BTreeMap<String, String>,
+    /// Nodes that do nothing.
+    silent: Vec<String>,
+    /// Whether packets come to instances that none are led to any more.
+    lingers: bool,
+}
+
+fn class() -> ServerClassSpec {
+    let shape = shape();
+    ServerClassSpec {
+        node_selector: [("sluice.dev/class".to_string(), "a".to_string())].into(),
+        cpu: shape.cpu,
+        cores: shape.cores,
+        llc_ways: shape.llc_ways,
+        way_bytes: shape.way_bytes,
+        ddio_ways: shape.ddio_ways,
+        min_ways: shape.min_ways,
+        classes: shape.classes,
+        memory_mib: shape.memory_mib,
+        path_us: shape.path_us,
+    }
+}
+
+fn reserved(chain: &str, throughput_pps: f64) -> SloSpec {
+    let reserved = Some(Reserved { throughput_pps, latency_us: 1000.0 });
+    SloSpec { chain: chain.into(), traffic: Some("64 B".into()), reserved, ..SloSpec::default() }
+}
+
+fn node_name(i: usize) -> String {
+    format!("n{i:03}")
+}
+
+impl Cluster {
+    /// Empty nodes that run an agent, and a profile of `nat` in the namespace `t`.
+    fn new(nodes: usize) -> Self {
+        let mut world = World::default();
+        world.classes.insert("a".into(), class());
+        let labels: BTreeMap<String, String> = class().node_selector;
+        for i in 0..nodes {
+            world.nodes.insert(node_name(i), Node { labels: labels.clone(), is_ready: true, is_cordoned: false });
+        }
+        let spec = NfProfileSpec { profile: profile() };
+        world.profiles.insert(Key::new("t", "nat"), NfProfile::new("nat", spec));
+        let spec = NetworkFunctionSpec { exec: Some("sluice-nf-nat".into()), ..NetworkFunctionSpec::default() };
+        world.functions.insert(Key::new("t", "nat"), NetworkFunction::new("nat", spec));
+        let (memo, now) = (Memo::default(), Duration::ZERO);
+        let mut cluster = Self { world, memo, term: 1, now, refuse: BTreeMap::new(), silent: Vec::new(), lingers: false };
+        cluster.run();
+        cluster
+    }
+
+    /// An SLO, and a chain of its name.
+    fn ask(&mut self, name: &str, spec: SloSpec) {
+        let ingress = vec![Match { port: Some("in".into()), ..Match::default() }];
+        let chain = ServiceChainSpec { services: vec!["nat".into()], ingress, egress: "out".into(), ..ServiceChainSpec::default() };
+        self.world.chains.insert(Key::new("t", &spec.chain), ServiceChain::new(&spec.chain, chain));
+        self.world.slos.insert(Key::new("t", name), Slo::new(name, spec));
+        self.world.epoch += 1;
+    }
+
+    fn promise(&mut self, name: &str, throughput_pps: f64) {
+        self.ask(name, reserved(name, throughput_pps));
+    }
+
+    fn node(&mut self, i: usize) -> &mut Node {
+        self.world.epoch += 1;
+        self.world.nodes.get_mut(&node_name(i)).unwrap()
+    }
+
+    /// One round, all of whose plans are written. Returns how many.
+    fn round(&mut self) -> usize {
+        let round = place(&self.world, &mut self.memo, self.term, self.now);
+        let count = round.plans.len() + round.gone.len();
+        for spec in round.plans {
+            let name = spec.server.name.clone();
+            let before = self.world.plans.get(&name);
+            let status = before.and_then(|plan| plan.status.clone());
+            if let Some(before) = before {
+                assert_eq!(spec.revision, before.spec.revision + 1);
+            }
+            let mut plan = NodePlan::new(&name, spec);
+            plan.status = status;
+            self.world.plans.insert(name, plan);
+        }
+        for name in round.gone {
+            self.world.plans.remove(&name);
+        }
+        self.check();
+        count
+    }
+
+    /// Each node takes over its plan. Returns whether any had to.
+    fn agents(&mut self) -> bool {
+        let lingers = self.lingers;
+        let before: Vec<_> = self.world.plans.values().map(|plan| plan.status.clone()).collect();
+        for (name, plan) in &mut self.world.plans {
+            if self.silent.contains(name) || !self.world.nodes.get(name).is_some_and(|node| node.is_ready) {
+                continue;
+            }
+            let status = plan.status.get_or_insert_with(NodePlanStatus::default);
+            if status.applied_revision == plan.spec.revision {
+                continue;
+            }
+            status.observed_revision = plan.spec.revision;
+            status.refused = self.refuse.get(name).cloned();
+            if status.refused.is_some() {
+                continue;
+            }
+            status.applied_revision = plan.spec.revision;
+            let of =
+                |slo: &str| plan.spec.server.instances.iter().filter(|one| one.slo == slo).map(|one| one.load_pps).sum::<f64>();
+            let use_of = |slo: &str| Use {
+                slo: slo.into(),
+                state: "kept".into(),
+                offered_pps: if lingers { of(slo).max(1.0) } else { of(slo) },
+                ..Use::default()
+            };
+            status.uses = plan.spec.slos.iter().map(|one| use_of(&one.slo.name)).collect();
+        }
+        before != self.world.plans.values().map(|plan| plan.status.clone()).collect::<Vec<_>>()
+    }
+
+    /// Rounds until nothing changes.
+    fn run(&mut self) {
+        for _ in 0..200 {
+            let wrote = self.round();
+            if !self.agents() && wrote == 0 {
+                return;
+            }
+        }
+        panic!("rounds do not end");
+    }
+
+    /// What holds at each step: plans can be kept, and no instance is in two of them.
+    fn check(&self) {
+        let servers = self.world.plans.values().map(|plan| plan.spec.server.clone()).collect();
+        Placement { servers }.check().unwrap();
+        for plan in self.world.plans.values() {
+            let names = |of: Vec<&str>| of.into_iter().map(str::to_owned).collect::<std::collections::BTreeSet<String>>();
+            let placed = names(plan.spec.server.instances.iter().map(|one| one.slo.as_str()).collect());
+            assert_eq!(names(plan.spec.slos.iter().map(|one| one.slo.name.as_str()).collect()), placed);
+            assert_eq!(names(plan.spec.chains.iter().map(|one| one.name.as_str()).collect()), placed);
+        }
+    }
+
+    fn instances(&self, slo: &str) -> Vec<(String, Instance)> {
+        let name = format!("t_{slo}");
+        let of = self
+            .world
+            .plans
+            .values()
+            .flat_map(|plan| plan.spec.server.instances.iter().map(|one| (plan.spec.server.name.clone(), one.clone())));
+        of.filter(|(_, one)| one.slo == name).collect()
+    }
+
+    fn nodes(&self, slo: &str) -> Vec<String> {
+        let mut nodes: Vec<String> = self.instances(slo).into_iter().map(|(node, _)| node).collect();
+        nodes.dedup();
+        nodes
+    }
+
+    /// Packets per second that instances with packets carry, on nodes that are not lost.
+    fn carried(&self, slo: &str) -> f64 {
+        let is_up = |node: &String| self.world.nodes.get(node).is_some_and(|node| node.is_ready);
+        let led = self.instances(slo).into_iter().filter(|(node, one)| is_up(node) && one.load_pps > 0.0);
+        led.map(|(_, one)| one.capacity_pps).sum()
+    }
+
+    fn is_kept(&self, slo: &str) -> bool {
+        let spec = &self.world.slos[&Key::new("t", slo)].spec;
+        match spec.promise() {
+            Some(Promise::Reserved { throughput_pps, .. }) => {
+                let led: f64 = self.instances(slo).iter().map(|(_, one)| one.load_pps).sum();
+                self.carried(slo) >= throughput_pps * (1.0 - 1e-6) && led >= throughput_pps * (1.0 - 1e-6)
+            }
+            _ => !self.instances(slo).is_empty(),
+        }
+    }
+
+    fn status(&self, slo: &str) -> SloStatus {
+        let all = statuses(&self.world, &self.memo, &Time(Timestamp::UNIX_EPOCH));
+        all.slos.into_iter().find(|(key, _)| key.name == slo).unwrap().1
+    }
+
+    /// State, and the reason of the first condition.
+    fn said(&self, slo: &str) -> (String, String) {
+        let status = self.status(slo);
+        (status.state, status.conditions[0].reason.clone())
+    }
+
+    /// Another operator begins, with what is written alone.
+    fn succeed(&mut self) {
+        self.memo = Memo::default();
+        self.term += 1;
+    }
+}

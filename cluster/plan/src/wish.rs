@@ -1,0 +1,194 @@
+//! What an SLO asks for, as far as its objects say.
+
+use std::collections::BTreeMap;
+
+use sluice_cluster_types::{
+    Footprint, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChain, ServiceChainSpec, Slo, name,
+};
+use sluice_slo::assignment::Promised;
+use sluice_slo::digest::Digest;
+use sluice_slo::profile::{Key as ProfileKey, Profile};
+use sluice_slo::slo::{Promise, Slo as Terms, Workload};
+
+use crate::world::{Key, World};
+
+/// Why something is not as it should be: a word for programs, and what to do for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Why {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl Why {
+    pub fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+/// What an SLO asks for.
+#[derive(Debug, Clone)]
+pub struct Wish<'a> {
+    pub key: &'a Key,
+    /// The SLO's terms, with names of a node, and without a configuration.
+    pub terms: Terms,
+    /// The newest profile for each processor. None on demand.
+    pub profiles: Vec<&'a Profile>,
+    pub footprint: Footprint,
+    chain: &'a ServiceChain,
+    functions: Vec<(&'a Key, &'a NetworkFunction)>,
+    /// Before others with the same promise.
+    pub rank: (String, String),
+}
+
+/// Profiles by namespace, what runs, and traffic; the newest first.
+pub struct Profiles<'a>(BTreeMap<(&'a str, &'a Workload, &'a str), Vec<&'a NfProfile>>);
+
+impl<'a> Profiles<'a> {
+    pub fn of(world: &'a World) -> Self {
+        let mut all: BTreeMap<_, Vec<&NfProfile>> = BTreeMap::new();
+        for (key, profile) in &world.profiles {
+            let of = &profile.spec.profile.key;
+            all.entry((key.namespace.as_str(), &of.workload, of.traffic.as_str())).or_default().push(profile);
+        }
+        let made = |profile: &NfProfile| (profile.metadata.creation_timestamp.clone(), profile.metadata.name.clone());
+        all.values_mut().for_each(|same| same.sort_by_key(|profile| std::cmp::Reverse(made(profile))));
+        Self(all)
+    }
+
+    fn find(&self, namespace: &str, workload: &Workload, traffic: &str) -> Result<Vec<&'a Profile>, Why> {
+        let found = self.0.get(&(namespace, workload, traffic)).map(Vec::as_slice).unwrap_or_default();
+        let mut newest: Vec<&Profile> = Vec::new();
+        let mut bad = None;
+        for profile in found.iter().map(|one| &one.spec.profile) {
+            match profile.check() {
+                Ok(()) if newest.iter().any(|known| known.key.cpu == profile.key.cpu) => {}
+                Ok(()) => newest.push(profile),
+                Err(error) => bad = bad.or(Some(error.to_string())),
+            }
+        }
+        if !newest.is_empty() {
+            return Ok(newest);
+        }
+        if let Some(bad) = bad {
+            return Err(Why::new("BadProfile", bad));
+        }
+        let own = self.0.keys().filter(|(of, ran, _)| *of == namespace && *ran == workload);
+        let known: Vec<&str> = own.map(|(.., traffic)| *traffic).collect();
+        let rest = match known[..] {
+            [] => format!("profile it (sluice profile {workload}), and make an NFProfile of the file"),
+            _ => format!("there are profiles of it with the traffic {}: name one of these, or profile it", quoted(&known)),
+        };
+        Err(Why::new("NoProfile", format!("no NFProfile in {namespace} is of {workload} with the traffic \"{traffic}\": {rest}")))
+    }
+}
+
+fn quoted(names: &[&str]) -> String {
+    names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+}
+
+fn workload(mut names: Vec<String>) -> Workload {
+    if names.len() == 1 { Workload::Nf(names.remove(0)) } else { Workload::Chain(names) }
+}
+
+/// The NFs of a chain.
+///
+/// # Errors
+/// One is missing.
+pub fn functions<'a>(world: &'a World, namespace: &str, chain: &ServiceChain) -> Result<Vec<(&'a Key, &'a NetworkFunction)>, Why> {
+    let find = |service: &String| {
+        let missing = || {
+            let message = format!("there is no NetworkFunction \"{service}\" in {namespace}: make it, or name another in services");
+            Why::new("NoFunction", message)
+        };
+        world.functions.get_key_value(&Key::new(namespace, service)).ok_or_else(missing)
+    };
+    chain.spec.services.iter().map(find).collect()
+}
+
+impl<'a> Wish<'a> {
+    /// What an SLO asks for. `owners` has the first SLO of each chain.
+    ///
+    /// # Errors
+    /// Why it cannot be planned for.
+    pub fn of(
+        world: &'a World,
+        profiles: &Profiles<'a>,
+        owners: &BTreeMap<Key, &Key>,
+        key: &'a Key,
+        slo: &'a Slo,
+    ) -> Result<Self, Why> {
+        let namespace = key.namespace.as_str();
+        let chain_key = Key::new(namespace, &slo.spec.chain);
+        let chain = world.chains.get(&chain_key).ok_or_else(|| {
+            Why::new("NoChain", format!("there is no ServiceChain \"{}\" in {namespace}: make it", slo.spec.chain))
+        })?;
+        if let Some(owner) = owners.get(&chain_key).filter(|owner| **owner != key) {
+            let message = format!("the chain \"{}\" has the SLO \"{}\" already: make another chain", slo.spec.chain, owner.name);
+            return Err(Why::new("SecondSlo", message));
+        }
+        let functions = functions(world, namespace, chain)?;
+        let promise = slo.spec.promise().ok_or_else(|| Why::new("Invalid", "write one of reserved and onDemand"))?;
+        let traffic = slo.spec.traffic.clone().unwrap_or_default();
+        let profiled = workload(functions.iter().map(|(_, function)| function.profiled_as().to_string()).collect());
+        let profiles = match promise {
+            Promise::Reserved { .. } => profiles.find(namespace, &profiled, &traffic)?,
+            Promise::OnDemand { .. } => Vec::new(),
+        };
+        let terms = Terms {
+            name: name::on_node(namespace, &key.name),
+            workload: workload(functions.iter().map(|(key, _)| name::on_node(namespace, &key.name)).collect()),
+            configuration: Digest::of(b""),
+            traffic,
+            promise,
+        };
+        terms.check().map_err(|error| Why::new("Invalid", error.to_string()))?;
+        let made = slo.metadata.creation_timestamp.as_ref().map(|time| time.0.to_string()).unwrap_or_default();
+        let rank = (made, key.name.clone());
+        let footprint = slo.spec.footprint.clone().unwrap_or_default();
+        Ok(Self { key, terms, profiles, footprint, chain, functions, rank })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.terms.name
+    }
+
+    /// The terms as they are kept on a node, by this profile.
+    pub fn promised(&self, profile: Option<&Profile>) -> Promised {
+        let profile = profile.map(|profile| ProfileKey { workload: self.terms.workload.clone(), ..profile.key.clone() });
+        let configuration = profile.as_ref().map_or_else(|| self.terms.configuration.clone(), |key| key.configuration.clone());
+        Promised { slo: Terms { configuration, ..self.terms.clone() }, profile }
+    }
+
+    /// Its chain on a node.
+    pub fn chain(&self) -> PlannedChain {
+        let namespace = self.key.namespace.clone();
+        let services = self.functions.iter().map(|(key, _)| name::on_node(&namespace, &key.name)).collect();
+        let chain = ServiceChainSpec { services, ..self.chain.spec.clone() };
+        PlannedChain { name: self.terms.name.clone(), namespace, slo: self.key.name.clone(), chain }
+    }
+
+    /// The NFs of its chain on a node.
+    pub fn functions(&self) -> impl Iterator<Item = PlannedFunction> {
+        self.functions.iter().map(|(key, function)| PlannedFunction {
+            name: name::on_node(&key.namespace, &key.name),
+            namespace: key.namespace.clone(),
+            function: key.name.clone(),
+            spec: function.spec.clone(),
+        })
+    }
+}
+
+/// The first SLO of each chain: the oldest.
+pub fn owners(world: &World) -> BTreeMap<Key, &Key> {
+    let mut owners: BTreeMap<Key, (&Key, &Slo)> = BTreeMap::new();
+    for (key, slo) in &world.slos {
+        let made = |slo: &Slo| slo.metadata.creation_timestamp.clone();
+        let chain = Key::new(&key.namespace, &slo.spec.chain);
+        let owner = owners.entry(chain).or_insert((key, slo));
+        // Of the same age, the first by name, which is there already.
+        if made(slo) < made(owner.1) {
+            *owner = (key, slo);
+        }
+    }
+    owners.into_iter().map(|(chain, (key, _))| (chain, key)).collect()
+}

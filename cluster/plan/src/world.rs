@@ -1,0 +1,63 @@
+//! The objects as last read.
+
+use std::collections::BTreeMap;
+
+use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClassSpec, ServiceChain, Slo};
+
+/// Namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What matters of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Node {
+    pub labels: BTreeMap<String, String>,
+    /// Whether its kubelet reports that it is ready.
+    pub is_ready: bool,
+    /// Whether it is to get no more pods, as before it is drained.
+    pub is_cordoned: bool,
+}
+
+/// What matters of a pod with the labels of an SLO.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pod {
+    /// Its SLO, in its namespace.
+    pub slo: String,
+    pub function: String,
+    /// The instance that it has been bound to.
+    pub instance: Option<u32>,
+    /// Whether it waits at the gate.
+    pub is_gated: bool,
+    /// Whether it has ended, or is being deleted.
+    pub is_ending: bool,
+}
+
+/// The objects as last read. A change of nodes, classes, profiles, chains or functions also raises
+/// `epoch`: what was refused is tried again then.
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    pub nodes: BTreeMap<String, Node>,
+    pub classes: BTreeMap<String, ServerClassSpec>,
+    pub functions: BTreeMap<Key, NetworkFunction>,
+    pub chains: BTreeMap<Key, ServiceChain>,
+    pub slos: BTreeMap<Key, Slo>,
+    pub profiles: BTreeMap<Key, NfProfile>,
+    pub plans: BTreeMap<String, NodePlan>,
+    pub pods: BTreeMap<Key, Pod>,
+    pub epoch: u64,
+}

@@ -1,0 +1,74 @@
+//! What an NF is.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+/// A network function: a program of the node's daemon, or pods.
+#[derive(CustomResource, KubeSchema, Deserialize, Serialize, Debug, Clone, PartialEq, Default)]
+#[kube(
+    group = "sluice.dev",
+    version = "v1alpha1",
+    kind = "NetworkFunction",
+    shortname = "nf",
+    category = "sluice",
+    namespaced,
+    status = "NetworkFunctionStatus",
+    derive = "PartialEq",
+    doc = "A network function: a program of the node's daemon, or pods.",
+    printcolumn(name = "Runs", type_ = "string", json_path = ".spec.exec"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
+    printcolumn(name = "Current", type_ = "integer", json_path = ".status.current"),
+    printcolumn(name = "RolledOut", type_ = "string", json_path = ".status.conditions[?(@.type=='RolledOut')].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.exec) || (!has(self.args) && !has(self.env))").message(
+        "args and env are of a program on the node: name it in exec; an NF of pods has them in the template of its pods"
+    )
+)]
+pub struct NetworkFunctionSpec {
+    /// Program of an instance, on the node: a path, or a bare name, which sluiced searches for in
+    /// its own folder and in PATH. Left out: instances are pods with the labels sluice.dev/slo and
+    /// sluice.dev/function, and the scheduling gate sluice.dev/placement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("size(self) > 0").message("exec is empty: name a program, such as sluice-nf-nat"))]
+    pub exec: Option<String>,
+    /// Arguments of the program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub args: Vec<String>,
+    /// Environment of the program.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Its name in profiles. Left out: its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profiled_as: Option<String>,
+}
+
+/// Where an NF runs.
+#[derive(KubeSchema, Deserialize, Serialize, Debug, Clone, PartialEq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkFunctionStatus {
+    /// The last generation of the spec that this is about.
+    pub observed_generation: Option<i64>,
+    /// Nodes whose plan has it.
+    #[serde(default)]
+    pub nodes: i64,
+    /// Nodes of these that run its last change.
+    #[serde(default)]
+    pub current: i64,
+    #[serde(default)]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+impl NetworkFunction {
+    /// Its name in profiles.
+    pub fn profiled_as(&self) -> &str {
+        self.spec.profiled_as.as_deref().or(self.metadata.name.as_deref()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,11 @@
+//! Labels and the scheduling gate of pods that are instances of an SLO.
+
+/// Gate of a pod that waits for its node. The operator takes it away when a plan has a place for
+/// the pod.
+pub const GATE: &str = "sluice.dev/placement";
+/// Label of a pod: the SLO that it is an instance of, in its namespace. Written by users.
+pub const SLO: &str = "sluice.dev/slo";
+/// Label of a pod: the network function that it runs. Written by users.
+pub const FUNCTION: &str = "sluice.dev/function";
+/// Label of a pod: the number of its instance. Written by the operator.
+pub const INSTANCE: &str = "sluice.dev/instance";
