@@ -178,7 +178,7 @@ struct Served {
 
 impl Served {
     fn stop(self) {
-        drop(self.pusher);
+        self.pusher.into_iter().for_each(MetricsPusher::stop);
         // Its streams would hold up the end of the other.
         self.page.stop();
         self.server.stop();

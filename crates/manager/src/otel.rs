@@ -111,7 +111,14 @@ fn now_ns() -> u64 {
 
 /// Pushes while it is kept.
 pub struct MetricsPusher {
-    _pusher: Pusher,
+    pusher: Pusher,
+}
+
+impl MetricsPusher {
+    /// Ends the thread that pushes.
+    pub fn stop(self) {
+        drop(self.pusher);
+    }
 }
 
 /// Starts to push, with the counts of the supervisor that is read.
@@ -129,7 +136,7 @@ pub fn start(settings: PushSettings, counts: Arc<PushCounts>, backend: Arc<dyn B
         }
     };
     let pusher = Pusher::start(endpoint, message, move |result| counts.count(result))?;
-    Ok(MetricsPusher { _pusher: pusher })
+    Ok(MetricsPusher { pusher })
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ impl Solution {
     }
 
     /// Whether no solution takes fewer.
-    pub(crate) fn is_optimal(&self) -> bool {
+    pub fn is_optimal(&self) -> bool {
         self.servers() <= self.bound
     }
 
