@@ -61,7 +61,7 @@ mod tests {
         let mut taken = Vec::new();
         assert!(assigned.take(|number| taken.push(number)));
         assert_eq!(taken, [3, 64, 129]);
-        let teller = std::thread::spawn({
+        let adder = std::thread::spawn({
             let assigned = assigned.clone();
             move || (0..128).for_each(|number| assigned.add(number))
         });
@@ -69,7 +69,7 @@ mod tests {
         while all.len() < 128 {
             assigned.take(|number| assert!(all.insert(number)));
         }
-        teller.join().unwrap();
+        adder.join().unwrap();
         assert!(!assigned.take(|_| panic!("there is none left")) || all.len() == 128);
     }
 }

@@ -78,10 +78,12 @@ impl PushCounts {
 pub struct PushSettings {
     endpoint: Endpoint,
     resource: Resource,
+    /// Before anything counts, in nanoseconds since 1970.
+    start_ns: u64,
 }
 
 impl PushSettings {
-    /// Those of a configuration that was checked.
+    /// Those of a configuration that was checked, of a daemon that counts nothing yet.
     pub fn of(config: &Config) -> Option<Self> {
         let address = parse::http_address(config.telemetry.otlp.as_deref()?).ok()?;
         let version = env!("CARGO_PKG_VERSION");
@@ -96,7 +98,8 @@ impl PushSettings {
             ("service.instance.id", format!("{host}:{}", config.manager.runtime_dir.display())),
             ("host.name", host),
         ];
-        Some(Self { endpoint, resource: Resource { attributes, scope: ["sluiced".into(), version.into()] } })
+        let resource = Resource { attributes, scope: ["sluiced".into(), version.into()] };
+        Some(Self { endpoint, resource, start_ns: now_ns() })
     }
 }
 
@@ -126,10 +129,10 @@ impl MetricsPusher {
 /// # Errors
 /// The system has no thread for it.
 pub fn start(settings: PushSettings, counts: Arc<PushCounts>, backend: Arc<dyn Backend>) -> std::io::Result<MetricsPusher> {
-    let PushSettings { endpoint, resource } = settings;
-    let start_ns = now_ns();
+    let PushSettings { endpoint, resource, start_ns } = settings;
     let message = move || match backend.stats() {
-        Ok(stats) => Some(otlp::message(&stats, start_ns, now_ns()).encode(&resource)),
+        // The clock may have been set back, and a collector refuses an end before its start.
+        Ok(stats) => Some(otlp::message(&stats, start_ns, now_ns().max(start_ns)).encode(&resource)),
         Err(error) => {
             debug!("there are no metrics to push: {error}");
             None
