@@ -160,6 +160,9 @@ impl Operator {
             self.highest.store(terms.max().unwrap_or(0), Ordering::Relaxed);
             let Some(held) = self.leads() else {
                 self.term = None;
+                // What was decided is the next holder's to decide, and nothing is waited for.
+                self.todo.clear();
+                self.quiet_until = None;
                 continue;
             };
             if self.term != Some(held.term) {
@@ -289,6 +292,8 @@ impl Operator {
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
         if self.quiet_until.is_some_and(|until| Instant::now() < until) {
+            // They were decided by plans that have changed since.
+            self.todo.clear();
             return;
         }
         self.quiet_until = None;
@@ -327,8 +332,9 @@ impl Operator {
         Box::pin(async move { write::status::<K>(client, &key, status).await.map(|object| Some(wrap(Event::Apply(object)))) })
     }
 
+    /// Starts requests, while the lease is held.
     fn start(&mut self) {
-        while self.jobs.len() < self.most {
+        while self.jobs.len() < self.most && self.leads().is_some() {
             let Some((job, work)) = self.todo.pop_first() else { return };
             self.busy.insert(job.clone());
             self.jobs.push(Box::pin(async move { (job, work.await) }));
