@@ -15,6 +15,8 @@ use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClass, Se
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::warn;
 
+use crate::pod;
+
 /// A change of an object, or of all objects of a kind.
 #[derive(Debug)]
 pub enum Change {
@@ -93,7 +95,13 @@ impl Lists {
             }),
             Change::Pod(event) => self.each(world, "pod", event, |world, key, pod| {
                 let pod = pod.map(|pod| convert_pod(&pod));
-                let is_new = world.pods.get(&key) != pod.as_ref();
+                let known = world.pods.get(&key);
+                // A gate never comes back: the watch is behind what was written.
+                let is_behind = |(pod, known): (&Pod, &Pod)| pod.uid == known.uid && pod.is_gated && !known.is_gated;
+                if pod.as_ref().zip(known).is_some_and(is_behind) {
+                    return false;
+                }
+                let is_new = known != pod.as_ref();
                 set(&mut world.pods, key, pod);
                 is_new
             }),
@@ -229,12 +237,13 @@ fn convert(node: &KubeNode) -> Node {
 fn convert_pod(pod: &KubePod) -> Pod {
     let label = |name: &str| pod.labels().get(name).cloned();
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
     Pod {
         slo: label(labels::SLO).unwrap_or_default(),
         function: label(labels::FUNCTION).unwrap_or_default(),
+        uid: pod.uid().unwrap_or_default(),
         instance: label(labels::INSTANCE).and_then(|number| number.parse().ok()),
-        is_gated: gates.clone().any(|gate| gate.name == labels::GATE),
+        node: pod::node(pod),
+        is_gated: pod::is_gated(pod),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Resource};
@@ -24,7 +25,7 @@ use serde::de::DeserializeOwned;
 use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Key, Memo, Round, World, place};
-use sluice_cluster_types::NodePlan;
+use sluice_cluster_types::{NodePlan, labels};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
@@ -169,7 +170,7 @@ impl Operator {
                 match self.begin(held.term).await {
                     Ok(()) => is_new = true,
                     Err(error) => {
-                        warn!("the plans cannot be read: {error}; it is tried again");
+                        warn!("plans and pods cannot be read: {error}; it is tried again");
                         pause = Some(PAUSE);
                         continue;
                     }
@@ -209,7 +210,7 @@ impl Operator {
         }
     }
 
-    /// Reads the plans when it begins to lead: what it has watched may be behind what its
+    /// Reads plans and pods when it begins to lead: what it has watched may be behind what its
     /// predecessor has written.
     async fn begin(&mut self, term: i64) -> Result<(), Error> {
         let api: Api<NodePlan> = Api::all(self.client.clone());
@@ -219,6 +220,12 @@ impl Operator {
         for mut plan in listed.items {
             plan.metadata.managed_fields = None;
             put_plan(&mut self.world, plan);
+        }
+        // The same of pods: one that has an instance must not look as if it waited.
+        let api: Api<Pod> = Api::all(self.client.clone());
+        let listed = write::within(write::LIMIT * 2, api.list(&ListParams::default().labels(labels::SLO))).await?;
+        for pod in listed.items {
+            self.lists.take(&mut self.world, Change::Pod(Event::Apply(pod)));
         }
         self.memo = Memo::default();
         self.term = Some(term);
@@ -298,8 +305,15 @@ impl Operator {
         }
         self.quiet_until = None;
         let mut todo: BTreeMap<Job, BoxFuture<'static, Outcome>> = BTreeMap::new();
+        // A pod that is being given an instance does not have it yet in the world.
+        let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
+        let under_way: BTreeSet<_> =
+            self.busy.iter().filter_map(|job| if let Job::Pod(key) = job { asks(key) } else { None }).collect();
         for decision in pods::bind(&self.world) {
             let (Decision::Bind { pod, .. } | Decision::Evict { pod }) = &decision;
+            if asks(pod).is_some_and(|of| under_way.contains(&of)) {
+                continue;
+            }
             let (client, job) = (self.client.clone(), Job::Pod(pod.clone()));
             let work = async move { write::carry_out(client, &decision).await.map(|pod| pod.map(Event::Apply).map(Change::Pod)) };
             todo.insert(job, Box::pin(work));
