@@ -83,6 +83,13 @@ impl Lists {
         self.done.len() == KINDS
     }
 
+    /// Notes that a plan is there, whatever the list says that is being read: it may be older.
+    pub fn note_plan(&mut self, name: &str) {
+        if let Some(listed) = self.listed.get_mut("plan") {
+            listed.insert(Key::new("", name));
+        }
+    }
+
     /// Puts a change into the world. Returns whether it matters.
     pub fn take(&mut self, world: &mut World, change: Change) -> bool {
         match change {
@@ -105,6 +112,8 @@ impl Lists {
                 set(&mut world.pods, key, pod);
                 is_new
             }),
+            // The one that is known was made after that one was deleted.
+            Change::Plan(Event::Delete(plan)) if is_other(world, &plan) => false,
             Change::Plan(event) => self.each(world, "plan", event, |world, key, plan| match plan {
                 Some(plan) => put_plan(world, plan),
                 None => world.plans.remove(&key.name).is_some(),
@@ -198,6 +207,11 @@ fn set<K: Ord, V>(map: &mut std::collections::BTreeMap<K, V>, key: K, value: Opt
 fn spec_differs<K: ResourceExt>(before: Option<&K>, now: Option<&K>) -> bool {
     let of = |object: &K| (object.meta().uid.clone(), object.meta().generation);
     before.map(of) != now.map(of)
+}
+
+/// Whether the plan that is known of a node is another object.
+fn is_other(world: &World, plan: &NodePlan) -> bool {
+    world.plans.get(&plan.name_any()).is_some_and(|known| known.metadata.uid != plan.metadata.uid)
 }
 
 /// Puts a plan into the world, unless a later one is there: a watch may be behind what was written.

@@ -19,7 +19,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Resource};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher::Event;
-use kube::{Client, Error};
+use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_cluster_plan::pods::{self, Decision};
@@ -217,9 +217,8 @@ impl Operator {
         let listed = write::within(write::LIMIT * 2, api.list(&ListParams::default())).await?;
         let names: BTreeSet<String> = listed.items.iter().filter_map(|plan| plan.metadata.name.clone()).collect();
         self.world.plans.retain(|name, _| names.contains(name));
-        for mut plan in listed.items {
-            plan.metadata.managed_fields = None;
-            put_plan(&mut self.world, plan);
+        for plan in listed.items {
+            self.put(plan);
         }
         // The same of pods: one that has an instance must not look as if it waited.
         let api: Api<Pod> = Api::all(self.client.clone());
@@ -283,6 +282,7 @@ impl Operator {
 
     fn put(&mut self, mut plan: NodePlan) {
         plan.metadata.managed_fields = None;
+        self.lists.note_plan(&plan.name_any());
         put_plan(&mut self.world, plan);
     }
 
