@@ -6,6 +6,8 @@ use std::fmt::Debug;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod as KubePod};
 use kube::api::{Api, Resource};
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, ResourceExt};
@@ -23,11 +25,11 @@ pub enum Change {
     Node(Event<KubeNode>),
     Pod(Event<KubePod>),
     Plan(Event<NodePlan>),
-    Class(Event<ServerClass>),
+    Class(Event<DeserializeGuard<ServerClass>>),
     Function(Event<NetworkFunction>),
     Chain(Event<ServiceChain>),
     Slo(Event<Slo>),
-    Profile(Event<NfProfile>),
+    Profile(Event<DeserializeGuard<NfProfile>>),
 }
 
 /// Kinds of [`Change`].
@@ -120,6 +122,7 @@ impl Lists {
             }),
             Change::Class(event) => self.each(world, "class", event, |world, key, class| {
                 world.epoch += 1;
+                let class = readable(&key, class);
                 set(&mut world.classes, key.name, class.map(|class| class.spec));
                 true
             }),
@@ -141,6 +144,7 @@ impl Lists {
                 is_new
             }),
             Change::Profile(event) => self.each(world, "profile", event, |world, key, object| {
+                let object = readable(&key, object);
                 let is_new = spec_differs(world.profiles.get(&key), object.as_ref());
                 world.epoch += u64::from(is_new);
                 set(&mut world.profiles, key, object);
@@ -180,6 +184,13 @@ impl Lists {
             }
         }
     }
+}
+
+/// What can be read: one number that the definition lets pass and no program can hold must not stop
+/// the watch of all others.
+fn readable<K: Resource<DynamicType = ()>>(key: &Key, object: Option<DeserializeGuard<K>>) -> Option<K> {
+    let warned = |error: &InvalidObject| warn!("{} {key} counts as missing: {error}", K::kind(&()));
+    object?.0.inspect_err(warned).ok()
 }
 
 fn keys(world: &World, kind: &str) -> Vec<Key> {
@@ -259,5 +270,32 @@ fn convert_pod(pod: &KubePod) -> Pod {
         node: pod::node(pod),
         is_gated: pod::is_gated(pod),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_that_cannot_be_read_stops_no_other() {
+        let spec = |path: u64| {
+            json!({
+                "nodeSelector": {"a": "b"}, "cpu": "A", "cores": 4, "llcWays": 8, "wayBytes": 1, "classes": 4, "memoryMib": 64, "pathUs": path,
+            })
+        };
+        let class = |name: &str, path: u64| {
+            let object = json!({
+                "apiVersion": "sluice.dev/v1alpha1", "kind": "ServerClass", "metadata": {"name": name}, "spec": spec(path),
+            });
+            Change::Class(Event::Apply(serde_json::from_value(object).unwrap()))
+        };
+        let (mut world, mut lists) = (World::default(), Lists::default());
+        for change in [class("good", 5), class("bad", 5_000_000_000)] {
+            lists.take(&mut world, change);
+        }
+        assert_eq!(world.classes.keys().collect::<Vec<_>>(), ["good"]);
     }
 }
