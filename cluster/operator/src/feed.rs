@@ -6,6 +6,8 @@ use std::fmt::Debug;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod as KubePod};
 use kube::api::{Api, Resource};
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, ResourceExt};
@@ -15,17 +17,19 @@ use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClass, Se
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::warn;
 
+use crate::pod;
+
 /// A change of an object, or of all objects of a kind.
 #[derive(Debug)]
 pub enum Change {
     Node(Event<KubeNode>),
     Pod(Event<KubePod>),
     Plan(Event<NodePlan>),
-    Class(Event<ServerClass>),
+    Class(Event<DeserializeGuard<ServerClass>>),
     Function(Event<NetworkFunction>),
     Chain(Event<ServiceChain>),
     Slo(Event<Slo>),
-    Profile(Event<NfProfile>),
+    Profile(Event<DeserializeGuard<NfProfile>>),
 }
 
 /// Kinds of [`Change`].
@@ -81,6 +85,13 @@ impl Lists {
         self.done.len() == KINDS
     }
 
+    /// Notes that a plan is there, whatever the list says that is being read: it may be older.
+    pub fn note_plan(&mut self, name: &str) {
+        if let Some(listed) = self.listed.get_mut("plan") {
+            listed.insert(Key::new("", name));
+        }
+    }
+
     /// Puts a change into the world. Returns whether it matters.
     pub fn take(&mut self, world: &mut World, change: Change) -> bool {
         match change {
@@ -93,16 +104,25 @@ impl Lists {
             }),
             Change::Pod(event) => self.each(world, "pod", event, |world, key, pod| {
                 let pod = pod.map(|pod| convert_pod(&pod));
-                let is_new = world.pods.get(&key) != pod.as_ref();
+                let known = world.pods.get(&key);
+                // A gate never comes back: the watch is behind what was written.
+                let is_behind = |(pod, known): (&Pod, &Pod)| pod.uid == known.uid && pod.is_gated && !known.is_gated;
+                if pod.as_ref().zip(known).is_some_and(is_behind) {
+                    return false;
+                }
+                let is_new = known != pod.as_ref();
                 set(&mut world.pods, key, pod);
                 is_new
             }),
+            // The one that is known was made after that one was deleted.
+            Change::Plan(Event::Delete(plan)) if is_other(world, &plan) => false,
             Change::Plan(event) => self.each(world, "plan", event, |world, key, plan| match plan {
                 Some(plan) => put_plan(world, plan),
                 None => world.plans.remove(&key.name).is_some(),
             }),
             Change::Class(event) => self.each(world, "class", event, |world, key, class| {
                 world.epoch += 1;
+                let class = readable(&key, class);
                 set(&mut world.classes, key.name, class.map(|class| class.spec));
                 true
             }),
@@ -124,6 +144,7 @@ impl Lists {
                 is_new
             }),
             Change::Profile(event) => self.each(world, "profile", event, |world, key, object| {
+                let object = readable(&key, object);
                 let is_new = spec_differs(world.profiles.get(&key), object.as_ref());
                 world.epoch += u64::from(is_new);
                 set(&mut world.profiles, key, object);
@@ -165,6 +186,13 @@ impl Lists {
     }
 }
 
+/// What can be read: one number that the definition lets pass and no program can hold must not stop
+/// the watch of all others.
+fn readable<K: Resource<DynamicType = ()>>(key: &Key, object: Option<DeserializeGuard<K>>) -> Option<K> {
+    let warned = |error: &InvalidObject| warn!("{} {key} counts as missing: {error}", K::kind(&()));
+    object?.0.inspect_err(warned).ok()
+}
+
 fn keys(world: &World, kind: &str) -> Vec<Key> {
     let of_cluster = |names: Vec<&String>| names.into_iter().map(|name| Key::new("", name)).collect();
     match kind {
@@ -190,6 +218,11 @@ fn set<K: Ord, V>(map: &mut std::collections::BTreeMap<K, V>, key: K, value: Opt
 fn spec_differs<K: ResourceExt>(before: Option<&K>, now: Option<&K>) -> bool {
     let of = |object: &K| (object.meta().uid.clone(), object.meta().generation);
     before.map(of) != now.map(of)
+}
+
+/// Whether the plan that is known of a node is another object.
+fn is_other(world: &World, plan: &NodePlan) -> bool {
+    world.plans.get(&plan.name_any()).is_some_and(|known| known.metadata.uid != plan.metadata.uid)
 }
 
 /// Puts a plan into the world, unless a later one is there: a watch may be behind what was written.
@@ -229,12 +262,40 @@ fn convert(node: &KubeNode) -> Node {
 fn convert_pod(pod: &KubePod) -> Pod {
     let label = |name: &str| pod.labels().get(name).cloned();
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
     Pod {
         slo: label(labels::SLO).unwrap_or_default(),
         function: label(labels::FUNCTION).unwrap_or_default(),
+        uid: pod.uid().unwrap_or_default(),
         instance: label(labels::INSTANCE).and_then(|number| number.parse().ok()),
-        is_gated: gates.clone().any(|gate| gate.name == labels::GATE),
+        node: pod::node(pod),
+        is_gated: pod::is_gated(pod),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_that_cannot_be_read_stops_no_other() {
+        let spec = |path: u64| {
+            json!({
+                "nodeSelector": {"a": "b"}, "cpu": "A", "cores": 4, "llcWays": 8, "wayBytes": 1, "classes": 4, "memoryMib": 64, "pathUs": path,
+            })
+        };
+        let class = |name: &str, path: u64| {
+            let object = json!({
+                "apiVersion": "sluice.dev/v1alpha1", "kind": "ServerClass", "metadata": {"name": name}, "spec": spec(path),
+            });
+            Change::Class(Event::Apply(serde_json::from_value(object).unwrap()))
+        };
+        let (mut world, mut lists) = (World::default(), Lists::default());
+        for change in [class("good", 5), class("bad", 5_000_000_000)] {
+            lists.take(&mut world, change);
+        }
+        assert_eq!(world.classes.keys().collect::<Vec<_>>(), ["good"]);
     }
 }

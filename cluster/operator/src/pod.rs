@@ -5,6 +5,22 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use sluice_cluster_types::labels;
 
+/// The field that names a node.
+const NAME: &str = "metadata.name";
+
+/// Whether a pod waits at the gate.
+pub fn is_gated(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten()).any(|gate| gate.name == labels::GATE)
+}
+
+/// The node that [`bound`] has written into a pod.
+pub fn node(pod: &Pod) -> Option<String> {
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let term = affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms.first()?;
+    let fields = term.match_fields.as_ref()?;
+    fields.iter().rev().find(|field| field.key == NAME)?.values.as_ref()?.first().cloned()
+}
+
 /// The patch that takes a pod from the gate to its node: it can run there alone, besides what its
 /// own affinity says.
 pub fn bound(pod: &Pod, node: &str, number: u32) -> Value {
@@ -19,7 +35,7 @@ pub fn bound(pod: &Pod, node: &str, number: u32) -> Value {
     // Of a pod at a gate, terms can get requirements, and nothing else of them can change.
     for term in &mut terms {
         let values = Some(vec![node.to_owned()]);
-        let is_it = NodeSelectorRequirement { key: "metadata.name".into(), operator: "In".into(), values };
+        let is_it = NodeSelectorRequirement { key: NAME.into(), operator: "In".into(), values };
         term.match_fields.get_or_insert_default().push(is_it);
     }
     let required = NodeSelector { node_selector_terms: terms };
@@ -61,5 +77,10 @@ mod tests {
         let terms =
             &patch["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
         assert_eq!(terms[0]["matchFields"][0]["values"], json!(["n2"]));
+        let written: Pod =
+            serde_json::from_value(json!({"metadata": {}, "spec": {"containers": [], "affinity": patch["spec"]["affinity"]}}))
+                .unwrap();
+        assert_eq!((node(&written), node(&bare)), (Some("n2".into()), None));
+        assert!(is_gated(&pod) && !is_gated(&bare));
     }
 }

@@ -13,18 +13,19 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Resource};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher::Event;
-use kube::{Client, Error};
+use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Key, Memo, Round, World, place};
-use sluice_cluster_types::NodePlan;
+use sluice_cluster_types::{NodePlan, labels};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
@@ -160,13 +161,16 @@ impl Operator {
             self.highest.store(terms.max().unwrap_or(0), Ordering::Relaxed);
             let Some(held) = self.leads() else {
                 self.term = None;
+                // What was decided is the next holder's to decide, and nothing is waited for.
+                self.todo.clear();
+                self.quiet_until = None;
                 continue;
             };
             if self.term != Some(held.term) {
                 match self.begin(held.term).await {
                     Ok(()) => is_new = true,
                     Err(error) => {
-                        warn!("the plans cannot be read: {error}; it is tried again");
+                        warn!("plans and pods cannot be read: {error}; it is tried again");
                         pause = Some(PAUSE);
                         continue;
                     }
@@ -206,16 +210,21 @@ impl Operator {
         }
     }
 
-    /// Reads the plans when it begins to lead: what it has watched may be behind what its
+    /// Reads plans and pods when it begins to lead: what it has watched may be behind what its
     /// predecessor has written.
     async fn begin(&mut self, term: i64) -> Result<(), Error> {
         let api: Api<NodePlan> = Api::all(self.client.clone());
         let listed = write::within(write::LIMIT * 2, api.list(&ListParams::default())).await?;
         let names: BTreeSet<String> = listed.items.iter().filter_map(|plan| plan.metadata.name.clone()).collect();
         self.world.plans.retain(|name, _| names.contains(name));
-        for mut plan in listed.items {
-            plan.metadata.managed_fields = None;
-            put_plan(&mut self.world, plan);
+        for plan in listed.items {
+            self.put(plan);
+        }
+        // The same of pods: one that has an instance must not look as if it waited.
+        let api: Api<Pod> = Api::all(self.client.clone());
+        let listed = write::within(write::LIMIT * 2, api.list(&ListParams::default().labels(labels::SLO))).await?;
+        for pod in listed.items {
+            self.lists.take(&mut self.world, Change::Pod(Event::Apply(pod)));
         }
         self.memo = Memo::default();
         self.term = Some(term);
@@ -273,6 +282,7 @@ impl Operator {
 
     fn put(&mut self, mut plan: NodePlan) {
         plan.metadata.managed_fields = None;
+        self.lists.note_plan(&plan.name_any());
         put_plan(&mut self.world, plan);
     }
 
@@ -289,12 +299,21 @@ impl Operator {
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
         if self.quiet_until.is_some_and(|until| Instant::now() < until) {
+            // They were decided by plans that have changed since.
+            self.todo.clear();
             return;
         }
         self.quiet_until = None;
         let mut todo: BTreeMap<Job, BoxFuture<'static, Outcome>> = BTreeMap::new();
+        // A pod that is being given an instance does not have it yet in the world.
+        let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
+        let under_way: BTreeSet<_> =
+            self.busy.iter().filter_map(|job| if let Job::Pod(key) = job { asks(key) } else { None }).collect();
         for decision in pods::bind(&self.world) {
             let (Decision::Bind { pod, .. } | Decision::Evict { pod }) = &decision;
+            if asks(pod).is_some_and(|of| under_way.contains(&of)) {
+                continue;
+            }
             let (client, job) = (self.client.clone(), Job::Pod(pod.clone()));
             let work = async move { write::carry_out(client, &decision).await.map(|pod| pod.map(Event::Apply).map(Change::Pod)) };
             todo.insert(job, Box::pin(work));
@@ -327,8 +346,9 @@ impl Operator {
         Box::pin(async move { write::status::<K>(client, &key, status).await.map(|object| Some(wrap(Event::Apply(object)))) })
     }
 
+    /// Starts requests, while the lease is held.
     fn start(&mut self) {
-        while self.jobs.len() < self.most {
+        while self.jobs.len() < self.most && self.leads().is_some() {
             let Some((job, work)) = self.todo.pop_first() else { return };
             self.busy.insert(job.clone());
             self.jobs.push(Box::pin(async move { (job, work.await) }));

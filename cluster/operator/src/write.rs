@@ -90,12 +90,24 @@ pub async fn carry_out(client: Client, decision: &Decision) -> Result<Option<Kub
         Decision::Bind { pod: key, node, number } => {
             let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
             let pod = within(LIMIT, api.get(&key.name)).await?;
+            if !pod::is_gated(&pod) {
+                // It has its node by now.
+                return Ok(Some(pod));
+            }
             let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
             within(LIMIT, api.patch(&key.name, &params, &Patch::Merge(pod::bound(&pod, node, *number)))).await.map(Some)
         }
-        Decision::Evict { pod } => {
-            let api: Api<KubePod> = Api::namespaced(client, &pod.namespace);
-            within(LIMIT, api.evict(&pod.name, &EvictParams::default())).await.map(|_| None)
+        Decision::Evict { pod: key } => {
+            let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+            let pod = within(LIMIT, api.get(&key.name)).await?;
+            if pod::is_gated(&pod) {
+                // It is another one of that name.
+                return Ok(Some(pod));
+            }
+            let preconditions = Some(Preconditions { resource_version: None, uid: pod.uid() });
+            let delete_options = Some(DeleteParams { preconditions, ..DeleteParams::default() });
+            let params = EvictParams { delete_options, ..EvictParams::default() };
+            within(LIMIT, api.evict(&key.name, &params)).await.map(|_| None)
         }
     }
 }

@@ -37,13 +37,14 @@ pub fn bind(world: &World) -> Vec<Decision> {
     let mut taken: BTreeSet<(String, &str, u32)> = BTreeSet::new();
     for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending) {
         let slo = name::on_node(&key.namespace, &pod.slo);
-        let number = pod.instance.filter(|_| !pod.is_gated);
-        match number {
+        let bound = pod.instance.zip(pod.node.as_deref()).filter(|_| !pod.is_gated);
+        match bound {
             None if pod.is_gated => waiting.entry((slo, &pod.function)).or_default().push(key),
             // It was never at the gate, and is none of ours.
             None => {}
-            Some(number) => {
-                let is_planned = instances.get(slo.as_str()).is_some_and(|of| of.contains_key(&number));
+            Some((number, node)) => {
+                // The number of an instance that is gone may be another one's, elsewhere.
+                let is_planned = instances.get(slo.as_str()).is_some_and(|of| of.get(&number) == Some(&node));
                 if !is_planned || !taken.insert((slo, &pod.function, number)) {
                     decisions.push(Decision::Evict { pod: key.clone() });
                 }

@@ -39,8 +39,12 @@ pub struct Pod {
     /// Its SLO, in its namespace.
     pub slo: String,
     pub function: String,
+    /// Its identity: another pod may come to have its name.
+    pub uid: String,
     /// The instance that it has been bound to.
     pub instance: Option<u32>,
+    /// The node of that instance when it was bound.
+    pub node: Option<String>,
     /// Whether it waits at the gate.
     pub is_gated: bool,
     /// Whether it has ended, or is being deleted.

@@ -59,6 +59,7 @@ pub struct ServerClassSpec {
     /// Time from port to port besides the NFs, which one packet in a thousand exceeds at most, in
     /// microseconds.
     #[serde(default)]
+    #[schemars(range(max = 1_000_000))]
     pub path_us: u32,
 }
 

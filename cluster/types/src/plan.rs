@@ -122,5 +122,6 @@ pub struct Use {
     pub latency_us: Option<f64>,
     /// Instances that it needs on all nodes together, where this one cannot provide them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 4_294_967_295u32))]
     pub asks_for: Option<u32>,
 }

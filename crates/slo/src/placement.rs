@@ -85,7 +85,7 @@ impl ServerShape {
     /// Cores that an instance counts for: its own, or its part of the memory in cores if that is
     /// more. So whatever fits by this count fits by memory too.
     pub fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
-        let by_memory = (memory_mib * u64::from(self.cores)).div_ceil(self.memory_mib.max(1));
+        let by_memory = memory_mib.saturating_mul(u64::from(self.cores)).div_ceil(self.memory_mib.max(1));
         cores.max(u32::try_from(by_memory).unwrap_or(u32::MAX))
     }
 }
@@ -395,5 +395,6 @@ mod tests {
     fn memory_may_take_the_place_of_cores() {
         assert_eq!(shape().cores_with_memory(1, 64), 1);
         assert_eq!(shape().cores_with_memory(1, 32 << 10), 5);
+        assert_eq!(shape().cores_with_memory(1, u64::MAX), u32::MAX, "a profile may say anything");
     }
 }

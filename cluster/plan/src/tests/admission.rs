@@ -126,13 +126,33 @@ fn pods_are_bound_to_what_is_written_and_to_nothing_else() {
     let bound = bind(&cluster.world);
     assert_eq!(bound.len(), count.min(3));
     let node = cluster.nodes("web")[0].clone();
-    assert_eq!(bound[0], Decision::Bind { pod: Key::new("t", "p0"), node, number: 0 });
+    assert_eq!(bound[0], Decision::Bind { pod: Key::new("t", "p0"), node: node.clone(), number: 0 });
     for (name, number) in [("p0", 0), ("p1", 0), ("p2", 7)] {
-        let bound = Pod { is_gated: false, instance: Some(number), ..pod() };
+        let bound = Pod { is_gated: false, instance: Some(number), node: Some(node.clone()), ..pod() };
         cluster.world.pods.insert(Key::new("t", name), bound);
     }
     let evicted = ["p1", "p2"].map(|name| Decision::Evict { pod: Key::new("t", name) });
     assert_eq!(bind(&cluster.world)[..2], evicted, "the instance has a pod, or there is none");
     cluster.world.pods.get_mut(&Key::new("t", "p0")).unwrap().is_ending = true;
     assert!(!bind(&cluster.world).contains(&evicted[0]), "it takes the place of the one that ends");
+}
+
+#[test]
+fn a_pod_does_not_stay_where_its_instance_was() {
+    let mut cluster = Cluster::new(2);
+    cluster.promise("web", 1e6);
+    cluster.run();
+    let first = cluster.nodes("web")[0].clone();
+    let number = Some(cluster.instances("web")[0].1.number);
+    let pod = Pod { slo: "web".into(), function: "nat".into(), instance: number, node: Some(first.clone()), ..Pod::default() };
+    cluster.world.pods.insert(Key::new("t", "p0"), pod);
+    assert!(bind(&cluster.world).is_empty());
+    cluster.world.nodes.get_mut(&first).unwrap().is_ready = false;
+    cluster.world.epoch += 1;
+    cluster.run();
+    assert_ne!(cluster.nodes("web"), [first]);
+    assert_eq!(bind(&cluster.world), [Decision::Evict { pod: Key::new("t", "p0") }]);
+    // One that was never at the gate is left alone, whatever its labels say.
+    cluster.world.pods.get_mut(&Key::new("t", "p0")).unwrap().node = None;
+    assert!(bind(&cluster.world).is_empty());
 }
