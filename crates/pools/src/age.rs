@@ -9,7 +9,7 @@
 //! not trusted with what others know of the connection: all that have it alone must say so, which
 //! an NF `per = "class"` has not. And each must have had it for a while ([`LEAST_MS`]), since an
 //! end costs the manager a reset, or with strict isolation a process. Such an end has no pause as
-//! after a death, so a pool has few in a second ([`STRICT_EVERY_MS`]), however many its members are.
+//! after a death, so a pool has few in a second ([`STRICT_EVERY_MS`]), whatever its size.
 
 use sluice_api::config::Isolation;
 use sluice_dataplane::classify::flow_table::FlowTable;
