@@ -161,8 +161,9 @@ const char *sluice_arg(const sluice_context *context, uint32_t number);
 /*
  * Asks for a priority beside other NFs: 1 is ordinary, 2 is twice the share of the core. The manager
  * gives the nearest one within the service's priority_min and priority_max, within about a tenth of
- * a second; without these keys, none. With per = "flow" it is for the present flow. 0 goes back to
- * the service's own. To ask is one store to memory. Since SLUICE_ABI 3.
+ * a second, and later where more than some hundred NFs may ask; without these keys, none. With
+ * per = "flow" it is for the present flow. 0 goes back to the service's own. To ask is one store to
+ * memory. Since SLUICE_ABI 3.
  * SLUICE_E_ARGUMENT: negative or not finite. SLUICE_E_NOT_THERE: a part of a group, or the context
  * of a zygote's make (an instance asks by that of `forked`).
  */

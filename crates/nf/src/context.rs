@@ -88,8 +88,9 @@ impl Context {
 
     /// Asks for a priority beside other NFs: 1 is ordinary, 2 is twice the share of the core. The
     /// manager gives the nearest one within the service's `priority_min` and `priority_max`, within
-    /// about a tenth of a second; without these keys, none. With `per = "flow"` it is for the
-    /// present flow. 0 goes back to the service's own. To ask is one store to memory.
+    /// about a tenth of a second, and later where more than some hundred NFs may ask; without these
+    /// keys, none. With `per = "flow"` it is for the present flow. 0 goes back to the service's
+    /// own. To ask is one store to memory.
     ///
     /// Returns whether there is a manager to ask: not in a unit test, for a part of a group, and in
     /// a zygote, where an instance asks by the context of [`Handler::forked`]. A number that is

@@ -8,7 +8,8 @@
 //! connection then ends as after a FIN of both sides: late packets still meet its members. An NF is
 //! not trusted with what others know of the connection: all that have it alone must say so, which
 //! an NF `per = "class"` has not. And each must have had it for a while ([`LEAST_MS`]), since an
-//! end costs the manager a reset, or with strict isolation a process.
+//! end costs the manager a reset, or with strict isolation a process. Such an end has no pause as
+//! after a death, so a pool has few in a second ([`STRICT_EVERY_MS`]), whatever its size.
 
 use sluice_api::config::Isolation;
 use sluice_dataplane::classify::flow_table::FlowTable;
@@ -28,6 +29,8 @@ const LEAST_HEARD: u32 = 32;
 /// that where another process takes its place.
 const LEAST_MS: u64 = 100;
 const LEAST_STRICT_MS: u64 = 1_000;
+/// Least time between two such ends of a pool of this thread where another process takes the place.
+const STRICT_EVERY_MS: u64 = 125;
 
 impl PoolSteering {
     /// Ends the connections that were silent for too long, among the next few.
@@ -84,7 +87,8 @@ impl PoolSteering {
                 Isolation::Strict => LEAST_STRICT_MS,
             };
             let since_ms = members.pool.since_ns(held.slot.into()) / 1_000_000;
-            if now_ms < since_ms + least_ms || handle.region.page.asked(NfRequest::FlowEnd, members.resets[slot]) == 0 {
+            let is_soon = now_ms < since_ms + least_ms || now_ms < members.next_end_ms;
+            if is_soon || handle.region.page.asked(NfRequest::FlowEnd, members.resets[slot]) == 0 {
                 return false;
             }
             is_said = true;
@@ -95,13 +99,17 @@ impl PoolSteering {
     /// Ends a connection that its NFs say is over.
     #[cold]
     fn end_by_word(&mut self, place: u32, now_ms: u64) {
+        let thread = self.thread;
         let Some(connection) = self.connections.get_mut(place) else { return };
         connection.life.end();
         let connection = *connection;
         for held in connection.members() {
-            let members = self.members(held.service).filter(|members| members.class.is_none());
+            let members = self.members_mut(held.service).filter(|members| members.class.is_none());
             if let Some(members) = members.filter(|members| members.nfs.get(usize::from(held.slot)).is_some_and(Option::is_some)) {
-                members.counters(self.thread).api.ended_by_nf.add(1);
+                members.counters(thread).api.ended_by_nf.add(1);
+                if members.table.pool.isolation == Isolation::Strict {
+                    members.next_end_ms = now_ms + STRICT_EVERY_MS;
+                }
             }
         }
         self.end(place, now_ms.saturating_mul(1_000_000));

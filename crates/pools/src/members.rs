@@ -93,6 +93,8 @@ pub(crate) struct Members {
     pub(crate) class: Option<TrafficClass>,
     pub(crate) classes: Classes,
     pub(crate) turn: usize,
+    /// Until then, no member ends a flow by its word.
+    pub(crate) next_end_ms: u64,
     pub(crate) setup: Histogram,
 }
 
@@ -109,6 +111,7 @@ impl Members {
             leaves: Vec::new(),
             slots: HashMap::new(),
             turn: 0,
+            next_end_ms: 0,
             setup: Histogram::default(),
         }
     }

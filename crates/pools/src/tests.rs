@@ -651,6 +651,21 @@ fn a_process_that_has_one_flow_has_it_for_a_second_at_least() {
 }
 
 #[test]
+fn nfs_of_a_strict_pool_end_one_flow_at_a_time() {
+    for (isolation, ended) in [(Isolation::Reset, [8, 8, 8]), (Isolation::Strict, [1, 1, 2])] {
+        let mut rig = Rig::new(model::Pool { isolation, half_open_ms: 1_000_000, ..drops() });
+        let began_ms = rig.clock.now_ns() / MS;
+        (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+        rig.nfs.iter().flatten().for_each(|nf| nf.handle.region.page.ask(NfRequest::FlowEnd, 1));
+        let found = [100_000, 100_100, 102_100].map(|after_ms| {
+            rig.steering.age(&mut rig.flows, began_ms + after_ms, FLOW_MS);
+            rig.counters[0][0].api.ended_by_nf.get()
+        });
+        assert_eq!(found, ended, "{isolation:?}");
+    }
+}
+
+#[test]
 fn an_nf_of_a_class_ends_no_flow() {
     let mut rig = Rig::of(Per::Class, classes());
     rig.packet(0, 1, false, tcp::ACK).unwrap();

@@ -416,23 +416,23 @@ mod tests {
         let start = Instant::now();
         let (mut fw, mut budget) = (source("fw.0"), Budget::new(start));
         // 100 short lines a millisecond for three seconds.
-        let (mut written, mut counted, mut told) = (0, 0, String::new());
+        let (mut written, mut counted, mut report) = (0, 0, String::new());
         for ms in 0..3_000 {
             let now = start + Duration::from_millis(ms);
             let lines = said(&mut fw, &mut budget, now, &b"short\n".repeat(100));
             written += lines.lines().count() as u64;
             let before = budget.lines;
-            budget.report("fw.0", now, false, &mut told);
+            budget.report("fw.0", now, false, &mut report);
             counted += before - budget.lines;
         }
         counted += budget.lines;
         assert_eq!(written + counted, 300_000, "each is written or counted");
         assert!((BURST / LEAST..=(BURST + 3 * RATE) / LEAST).contains(&written), "{written}");
-        assert!(told.starts_with("sluiced: ") && told.contains(" of fw.0 were left out"), "{told}");
-        assert!(told.lines().count() <= 2, "{told}");
+        assert!(report.starts_with("sluiced: ") && report.contains(" of fw.0 were left out"), "{report}");
+        assert!(report.lines().count() <= 2, "{report}");
         // After a quiet time the budget is full again.
         let now = start + Duration::from_secs(60);
-        budget.report("fw.0", now, false, &mut told);
+        budget.report("fw.0", now, false, &mut report);
         budget.refill(now + Duration::from_secs(1));
         assert!(budget.is_whole());
         assert_eq!(said(&mut fw, &mut budget, now, b"calm\n"), "fw.0: calm\n");

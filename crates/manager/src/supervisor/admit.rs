@@ -164,7 +164,7 @@ impl Supervisor {
         nf.learned = Some(told);
         nf.counted.service_times.get_mut().begin();
         nf.handle = Some(handle);
-        nf.asked.begin();
+        nf.request.begin();
         nf.place = Some(place);
         match sent {
             Ok(attached) => self.was_let_in(number, attached),

@@ -231,7 +231,7 @@ impl Supervisor {
         let chain = |number: u16| self.chains.iter().flatten().find(|c| c.number == number).map(|c| c.name.clone());
         let nf = |number: u16| self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone());
         let registry = self.plane.registry();
-        let told: Vec<api::TracedPacket> = packets
+        let traced: Vec<api::TracedPacket> = packets
             .into_iter()
             .filter_map(|(name, events)| {
                 let first = *events.first()?;
@@ -265,8 +265,8 @@ impl Supervisor {
                 Some(api::TracedPacket { chain, bytes, packet: heads.next(name), hops, outcome })
             })
             .collect();
-        let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
-        api::Trace { packets: told, timed_out }
+        let timed_out = traced.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
+        api::Trace { packets: traced, timed_out }
     }
 }
 

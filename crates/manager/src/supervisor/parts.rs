@@ -183,7 +183,7 @@ pub(super) struct Turns {
     /// NF's requests are read next.
     pub(super) ticked: Instant,
     pub(super) next_sample: u16,
-    pub(super) next_heard: u16,
+    pub(super) next_request: u16,
     /// Nothing has moved between the last two ticks and nothing has happened since; and the packets
     /// of all ports at the last tick.
     pub(super) is_quiet: bool,
@@ -207,7 +207,7 @@ impl Turns {
             answered: Instant::now(),
             ticked: Instant::now(),
             next_sample: 0,
-            next_heard: 0,
+            next_request: 0,
             is_quiet: false,
             moved: 0,
             due_ns: None,

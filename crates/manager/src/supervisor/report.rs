@@ -337,7 +337,7 @@ impl Supervisor {
                 share_writes: totals.share_writes,
                 throttles: totals.throttles,
                 turns: totals.turns,
-                priority_changes: nf.asked.changes,
+                priority_changes: nf.request.changes,
                 ..nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default()
             },
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),

@@ -78,7 +78,7 @@ impl Supervisor {
     /// Gives an NF the weight of its service, or what it asks for.
     pub(super) fn weigh(&self, nf: &Nf) {
         let (Some(handle), Some(service)) = (&nf.handle, self.service_of(nf)) else { return };
-        handle.set_priority(own_priority(&service.config, &self.config.sched, nf.asked.priority()));
+        handle.set_priority(own_priority(&service.config, &self.config.sched, nf.request.priority()));
         if let Some(priorities) = self.tuning.priorities() {
             priorities.update(nf.number);
         }

@@ -43,7 +43,7 @@ impl Supervisor {
         self.watch_health(now);
         self.host.notices.print_rest(now);
         self.tick_nfs();
-        self.hear_requests();
+        self.read_requests();
         self.note_quiet();
     }
 

@@ -350,8 +350,8 @@ impl Life {
         }
     }
 
-    fn end_for_cause(&mut self, told: Option<StopReason>, todo: &mut Vec<Action>) {
-        todo.extend(told.map(Action::ReportStopped));
+    fn end_for_cause(&mut self, reported: Option<StopReason>, todo: &mut Vec<Action>) {
+        todo.extend(reported.map(Action::ReportStopped));
         todo.push(Action::Kill);
         // There is no process of ours whose end would be noticed.
         self.course.is_leaving |= self.origin == Origin::Foreign && self.process != Process::Ours;

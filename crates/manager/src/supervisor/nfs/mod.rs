@@ -40,7 +40,7 @@ pub(crate) use foreign::Foreign;
 pub(crate) use life::{BACKOFF, HELLO_PATIENCE, Life, Origin};
 pub(crate) use pool::{PoolChange, PoolLife, PoolSize};
 pub(crate) use process::Process;
-pub(crate) use request::PriorityRequest;
+pub(crate) use request::{FormerRequest, PriorityRequest};
 pub(crate) use state::State;
 pub(crate) use trial::{Advance, Instance, Trial, step_of_all};
 pub(crate) use zygote::{ASKED, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
@@ -65,7 +65,7 @@ pub(crate) struct Nf {
     pub(crate) foreign: Option<Foreign>,
     pub(crate) counted: Counted,
     pub(crate) position: Position,
-    pub(crate) asked: PriorityRequest,
+    pub(crate) request: PriorityRequest,
 }
 
 #[derive(Default)]
@@ -121,7 +121,7 @@ impl Nf {
             foreign: None,
             counted: Counted::default(),
             position: Position { former: None, spread_id: restart_stable_id(&name), instance: None },
-            asked: PriorityRequest::default(),
+            request: PriorityRequest::default(),
             name,
         }
     }

@@ -8,9 +8,19 @@ const EVERY_NS: u64 = 100_000_000;
 pub(crate) struct PriorityRequest {
     /// In thousandths; 0: none.
     thousandths: u32,
-    heard_ns: u64,
+    /// The number of the flow for which it asks.
+    flow: u32,
+    changed_ns: u64,
     /// Changes of the NF's priority that came of it, over all its processes.
     pub(crate) changes: u64,
+}
+
+/// What an NF asked for until now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct FormerRequest {
+    pub(crate) priority: Option<f64>,
+    /// It is over because its flow is, and the NF asks for nothing yet for the next one.
+    pub(crate) was_reset: bool,
 }
 
 impl PriorityRequest {
@@ -19,13 +29,19 @@ impl PriorityRequest {
         (self.thousandths > 0).then(|| f64::from(self.thousandths) / 1000.0)
     }
 
-    /// Takes what the page says at `now_ns`, if that is news and not too soon. Returns whether.
-    pub(crate) fn hear(&mut self, thousandths: u32, now_ns: u64) -> bool {
-        let is_news = thousandths != self.thousandths && now_ns.saturating_sub(self.heard_ns) >= EVERY_NS;
-        if is_news {
-            (self.thousandths, self.heard_ns) = (thousandths, now_ns);
+    /// Takes what the page says at `now_ns` for flow number `flow`. Returns what was before, if
+    /// that was something else, and the change comes not too soon.
+    pub(crate) fn take(&mut self, thousandths: u32, flow: u32, now_ns: u64) -> Option<FormerRequest> {
+        if thousandths == self.thousandths {
+            self.flow = flow;
+            return None;
         }
-        is_news
+        if now_ns.saturating_sub(self.changed_ns) < EVERY_NS {
+            return None;
+        }
+        let former = FormerRequest { priority: self.priority(), was_reset: thousandths == 0 && flow != self.flow };
+        (self.thousandths, self.flow, self.changed_ns) = (thousandths, flow, now_ns);
+        Some(former)
     }
 
     /// Begins with another process, which has not asked.
@@ -39,16 +55,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_heard_once_and_none_too_soon_after_another() {
+    fn a_change_is_taken_once_and_none_too_soon_after_another() {
         let mut request = PriorityRequest::default();
-        assert_eq!((request.hear(0, 10 * EVERY_NS), request.priority()), (false, None));
-        assert_eq!((request.hear(2_500, 10 * EVERY_NS), request.priority()), (true, Some(2.5)));
-        assert!(!request.hear(2_500, 20 * EVERY_NS), "it is known");
-        assert!(request.hear(1, 20 * EVERY_NS));
-        assert_eq!((request.hear(0, 21 * EVERY_NS - 1), request.priority()), (false, Some(0.001)));
-        assert_eq!((request.hear(0, 21 * EVERY_NS), request.priority()), (true, None));
-        request.hear(u32::MAX, 30 * EVERY_NS);
+        let mut take = |thousandths, now_ns| (request.take(thousandths, 0, now_ns).is_some(), request.priority());
+        assert_eq!(take(0, 10 * EVERY_NS), (false, None));
+        assert_eq!(take(2_500, 10 * EVERY_NS), (true, Some(2.5)));
+        assert_eq!(take(2_500, 20 * EVERY_NS), (false, Some(2.5)), "it is known");
+        assert_eq!(take(1, 20 * EVERY_NS), (true, Some(0.001)));
+        assert_eq!(take(0, 21 * EVERY_NS - 1), (false, Some(0.001)));
+        assert_eq!(take(0, 21 * EVERY_NS), (true, None));
+        take(u32::MAX, 30 * EVERY_NS);
         request.begin();
         assert_eq!(request.priority(), None);
+    }
+
+    #[test]
+    fn a_request_that_ends_with_its_flow_is_not_one_that_the_nf_withdraws() {
+        let mut request = PriorityRequest::default();
+        let mut at_ns = 0;
+        let mut take = |thousandths, flow| {
+            at_ns += EVERY_NS;
+            request.take(thousandths, flow, at_ns)
+        };
+        let former = |priority, was_reset| Some(FormerRequest { priority, was_reset });
+        assert_eq!([take(2_000, 3), take(0, 3)], [former(None, false), former(Some(2.0), false)], "withdrawn");
+        assert_eq!([take(2_000, 3), take(0, 4)], [former(None, false), former(Some(2.0), true)], "its flow is over");
+        assert_eq!([take(2_000, 4), take(3_000, 5)], [former(None, false), former(Some(2.0), false)], "it asks again");
+        assert_eq!([take(3_000, 6), take(0, 6)], [None, former(Some(3.0), false)], "withdrawn in the next flow");
     }
 }
