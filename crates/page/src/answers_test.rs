@@ -264,6 +264,39 @@ async fn calls_of_clients_that_have_left_do_not_pile_up() {
 }
 
 #[tokio::test]
+async fn requests_that_find_all_calls_waiting_are_refused() {
+    let hub = Hub::start(Arc::new(Played::default())).unwrap();
+    let answers = Arc::new(Answers { patience: Duration::ZERO, ..Answers::new(&hub) });
+    let waiting = answers.calls.clone().acquire_many_owned(CALLS as u32).await.unwrap();
+    let answer = alive(State(answers.clone())).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let text = to_bytes(answer.into_body(), 1 << 10).await.unwrap();
+    assert_eq!(text, "4 requests wait for the daemon already; ask again later\n");
+    drop(waiting);
+    assert_eq!(alive(State(answers)).await.status(), StatusCode::OK);
+    hub.close();
+}
+
+#[test]
+fn an_error_is_kept_as_long_as_an_answer() {
+    let (recent, mut made) = (Recent::<u32>::default(), 0);
+    let mut fail = |recent: &Recent<u32>| {
+        recent.or(|| {
+            made += 1;
+            Err(ApiError::internal(format!("error {made}")))
+        })
+    };
+    assert_eq!(fail(&recent).unwrap_err().error, "error 1");
+    // Recent, however slow this test is.
+    recent.0.lock().unwrap().as_mut().unwrap().0 += Duration::from_secs(3600);
+    assert_eq!(fail(&recent).unwrap_err().error, "error 1", "it was not made again");
+    recent.0.lock().unwrap().as_mut().unwrap().0 = Instant::now() - RECENT;
+    assert_eq!(fail(&recent).unwrap_err().error, "error 2");
+    recent.0.lock().unwrap().as_mut().unwrap().0 = Instant::now() - RECENT;
+    assert_eq!(recent.or(|| Ok(7)), Ok(7));
+}
+
+#[tokio::test]
 async fn too_many_viewers_are_refused() {
     let (_, hub, app) = app();
     let streams: Vec<_> = (0..crate::VIEWERS).map(|_| hub.join().unwrap()).collect();
