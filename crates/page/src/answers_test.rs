@@ -197,6 +197,35 @@ async fn without_the_token_only_probes_are_answered() {
 }
 
 #[tokio::test]
+async fn wrong_tokens_are_logged_together() {
+    let (_, hub, app) = app();
+    let (_folder, tokens) = tokens();
+    let app = with_tokens(app, tokens.clone());
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let (right, wrong) = (("authorization", "Bearer 0123456789abcdef"), ("authorization", "Bearer 0123456789abcdeF"));
+    assert_eq!(ask(&app, Method::GET, "/metrics", &[]).await.0, StatusCode::UNAUTHORIZED);
+    assert_eq!(ask(&app, Method::GET, "/metrics", &[right]).await.0, StatusCode::OK);
+    assert_eq!(ask(&app, Method::POST, "/v1/shutdown", &[right]).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(ask(&app, Method::GET, "/healthz", &[wrong]).await.0, StatusCode::OK);
+    assert_eq!(tokens.refusals(at(0)), None, "none was wrong, or none refused");
+    for wrong in [wrong, ("authorization", "Bearer"), ("authorization", "Digest x")] {
+        assert_eq!(ask(&app, Method::GET, "/metrics", &[wrong]).await.0, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(tokens.refusals(at(0)).as_deref(), Some("the page refused 3 requests with a wrong token"));
+    let mut from = request(Method::GET, "/metrics", &[("host", "localhost"), wrong]);
+    from.extensions_mut().insert(std::net::SocketAddr::from(([192, 0, 2, 1], 7)));
+    assert_eq!(answer(&app, from).await.0, StatusCode::UNAUTHORIZED);
+    assert_eq!(tokens.refusals(at(9)), None, "a line was logged lately");
+    assert_eq!(
+        tokens.refusals(at(10)).as_deref(),
+        Some("the page refused 1 requests with a wrong token, the last from 192.0.2.1:7")
+    );
+    assert_eq!(tokens.refusals(at(30)), None);
+    hub.close();
+}
+
+#[tokio::test]
 async fn only_an_operator_may_change_something() {
     let (_, hub, app) = app();
     let (_folder, tokens) = tokens();

@@ -5,8 +5,10 @@
 //! the password of `Authorization: Basic`, for which browsers ask. Any user name will do.
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use sluice_api::config::WebPage;
 
@@ -14,6 +16,9 @@ use crate::files::{FileError, FileKind, FileWatch, read};
 
 /// Bytes of a token.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// Time between two lines about requests with a wrong token: anyone may send these without end.
+const EVERY: Duration = Duration::from_secs(10);
 
 /// What requests with a token may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +35,17 @@ pub struct Tokens {
     /// By file.
     last: Mutex<Vec<LastRead>>,
     known: RwLock<Vec<Arc<KnownToken>>>,
+    wrong: Mutex<Wrong>,
+}
+
+/// Requests with a wrong token, since the last line about them.
+#[derive(Default)]
+struct Wrong {
+    many: u64,
+    /// Where the last one came from, if that is known.
+    peer: Option<SocketAddr>,
+    /// When the last line was logged.
+    logged: Option<Instant>,
 }
 
 struct TokenFile {
@@ -76,7 +92,7 @@ impl Tokens {
         };
         let last: Vec<LastRead> = files.iter().map(begin).collect();
         let known = good_ones(&files, &last, &mut errors);
-        (Self { files, last: Mutex::new(last), known: RwLock::new(known) }, errors)
+        (Self { files, last: Mutex::new(last), known: RwLock::new(known), wrong: Mutex::default() }, errors)
     }
 
     /// Whether requests need none.
@@ -90,8 +106,12 @@ impl Tokens {
     }
 
     /// Reads again the files that have changed, and says whether other tokens are good now. One
-    /// that cannot be used any more is refused from then on.
+    /// that cannot be used any more is refused from then on. Logs how many requests had a wrong
+    /// one, too.
     pub fn look(&self) -> bool {
+        if let Some(line) = self.refusals(Instant::now()) {
+            warn!("{line}");
+        }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut was_read, mut errors) = (false, Vec::new());
         for (file, last) in self.files.iter().zip(last.iter_mut()) {
@@ -113,6 +133,24 @@ impl Tokens {
         drop(former);
         info!("tokens of the page have changed, and were read again");
         true
+    }
+
+    /// Counts a request that is refused because its token is wrong.
+    pub(crate) fn refuse(&self, peer: Option<SocketAddr>) {
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        wrong.many += 1;
+        wrong.peer = peer;
+    }
+
+    /// The line to log about such requests now, if any.
+    pub(crate) fn refusals(&self, now: Instant) -> Option<String> {
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        if wrong.many == 0 || wrong.logged.is_some_and(|logged| now.duration_since(logged) < EVERY) {
+            return None;
+        }
+        wrong.logged = Some(now);
+        let last = wrong.peer.take().map_or_else(String::new, |peer| format!(", the last from {peer}"));
+        Some(format!("the page refused {} requests with a wrong token{last}", std::mem::take(&mut wrong.many)))
     }
 
     /// The token that the value of an `Authorization` header has. The time that it takes says
