@@ -26,6 +26,8 @@ const JS: &str = include_str!("../assets/page.js");
 const RECENT: Duration = Duration::from_millis(250);
 /// Most calls of the daemon at a time. A client that leaves before its call is made has none.
 const CALLS: usize = 4;
+/// Longest wait for one of these.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The routes:
 ///
@@ -56,6 +58,8 @@ struct Answers {
     metrics: [Recent<String>; 2],
     health: Recent<Health>,
     calls: Arc<Semaphore>,
+    /// [`PATIENCE`], but in tests.
+    patience: Duration,
 }
 
 fn file(kind: &'static str, text: &'static str) -> Response {
@@ -109,14 +113,15 @@ fn failure(error: &ApiError) -> Response {
 impl Answers {
     fn new(hub: &Hub) -> Self {
         let calls = Arc::new(Semaphore::new(CALLS));
-        Self { hub: hub.clone(), metrics: Default::default(), health: Recent::default(), calls }
+        Self { hub: hub.clone(), metrics: Default::default(), health: Recent::default(), calls, patience: PATIENCE }
     }
 
     fn source(&self) -> Arc<dyn PageSource> {
         self.hub.source()
     }
 
-    /// Runs a call on a thread that may block.
+    /// Runs a call on a thread that may block. Where all calls wait for a daemon that is stuck, it
+    /// is refused after a while: requests without a token come here, and must not fill all places.
     async fn ask<T, F>(self: Arc<Self>, call: F) -> Result<T, ApiError>
     where
         T: Send + 'static,
@@ -124,7 +129,10 @@ impl Answers {
     {
         let failed = |error: &dyn std::fmt::Display| ApiError::internal(format!("the request failed: {error}"));
         // Held until the call is over, also for a client that has left: calls must not pile up.
-        let place = self.calls.clone().acquire_owned().await.map_err(|error| failed(&error))?;
+        let place = tokio::time::timeout(self.patience, self.calls.clone().acquire_owned()).await;
+        let busy =
+            |_| ApiError::new(ErrorKind::Timeout, format!("{CALLS} requests wait for the daemon already; ask again later"), "");
+        let place = place.map_err(busy)?.map_err(|error| failed(&error))?;
         let answer = tokio::task::spawn_blocking(move || {
             let answer = call(self.as_ref());
             drop(place);
@@ -134,8 +142,8 @@ impl Answers {
     }
 }
 
-/// An answer that is made once for requests that come together.
-struct Recent<T>(Mutex<Option<(Instant, T)>>);
+/// An answer, or an error, that is made once for requests that come together.
+struct Recent<T>(Mutex<Option<(Instant, Result<T, ApiError>)>>);
 
 impl<T> Default for Recent<T> {
     fn default() -> Self {
@@ -150,13 +158,13 @@ impl<T: Clone> Recent<T> {
         if let Some((made, answer)) = &*last
             && made.elapsed() < RECENT
         {
-            return Ok(answer.clone());
+            return answer.clone();
         }
-        // A former one is not kept for an error.
+        // Not kept where `make` panics.
         *last = None;
-        let answer = make()?;
+        let answer = make();
         *last = Some((Instant::now(), answer.clone()));
-        Ok(answer)
+        answer
     }
 }
 

@@ -197,6 +197,35 @@ async fn without_the_token_only_probes_are_answered() {
 }
 
 #[tokio::test]
+async fn wrong_tokens_are_logged_together() {
+    let (_, hub, app) = app();
+    let (_folder, tokens) = tokens();
+    let app = with_tokens(app, tokens.clone());
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let (right, wrong) = (("authorization", "Bearer 0123456789abcdef"), ("authorization", "Bearer 0123456789abcdeF"));
+    assert_eq!(ask(&app, Method::GET, "/metrics", &[]).await.0, StatusCode::UNAUTHORIZED);
+    assert_eq!(ask(&app, Method::GET, "/metrics", &[right]).await.0, StatusCode::OK);
+    assert_eq!(ask(&app, Method::POST, "/v1/shutdown", &[right]).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(ask(&app, Method::GET, "/healthz", &[wrong]).await.0, StatusCode::OK);
+    assert_eq!(tokens.refusals(at(0)), None, "none was wrong, or none refused");
+    for wrong in [wrong, ("authorization", "Bearer"), ("authorization", "Digest x")] {
+        assert_eq!(ask(&app, Method::GET, "/metrics", &[wrong]).await.0, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(tokens.refusals(at(0)).as_deref(), Some("the page refused 3 requests with a wrong token"));
+    let mut from = request(Method::GET, "/metrics", &[("host", "localhost"), wrong]);
+    from.extensions_mut().insert(std::net::SocketAddr::from(([192, 0, 2, 1], 7)));
+    assert_eq!(answer(&app, from).await.0, StatusCode::UNAUTHORIZED);
+    assert_eq!(tokens.refusals(at(9)), None, "a line was logged lately");
+    assert_eq!(
+        tokens.refusals(at(10)).as_deref(),
+        Some("the page refused 1 requests with a wrong token, the last from 192.0.2.1:7")
+    );
+    assert_eq!(tokens.refusals(at(30)), None);
+    hub.close();
+}
+
+#[tokio::test]
 async fn only_an_operator_may_change_something() {
     let (_, hub, app) = app();
     let (_folder, tokens) = tokens();
@@ -261,6 +290,39 @@ async fn calls_of_clients_that_have_left_do_not_pile_up() {
     ask().await.unwrap();
     assert!(made.load(Ordering::Relaxed) <= CALLS as u64 + 1);
     hub.close();
+}
+
+#[tokio::test]
+async fn requests_that_find_all_calls_waiting_are_refused() {
+    let hub = Hub::start(Arc::new(Played::default())).unwrap();
+    let answers = Arc::new(Answers { patience: Duration::ZERO, ..Answers::new(&hub) });
+    let waiting = answers.calls.clone().acquire_many_owned(CALLS as u32).await.unwrap();
+    let answer = alive(State(answers.clone())).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let text = to_bytes(answer.into_body(), 1 << 10).await.unwrap();
+    assert_eq!(text, "4 requests wait for the daemon already; ask again later\n");
+    drop(waiting);
+    assert_eq!(alive(State(answers)).await.status(), StatusCode::OK);
+    hub.close();
+}
+
+#[test]
+fn an_error_is_kept_as_long_as_an_answer() {
+    let (recent, mut made) = (Recent::<u32>::default(), 0);
+    let mut fail = |recent: &Recent<u32>| {
+        recent.or(|| {
+            made += 1;
+            Err(ApiError::internal(format!("error {made}")))
+        })
+    };
+    assert_eq!(fail(&recent).unwrap_err().error, "error 1");
+    // Recent, however slow this test is.
+    recent.0.lock().unwrap().as_mut().unwrap().0 += Duration::from_secs(3600);
+    assert_eq!(fail(&recent).unwrap_err().error, "error 1", "it was not made again");
+    recent.0.lock().unwrap().as_mut().unwrap().0 = Instant::now() - RECENT;
+    assert_eq!(fail(&recent).unwrap_err().error, "error 2");
+    recent.0.lock().unwrap().as_mut().unwrap().0 = Instant::now() - RECENT;
+    assert_eq!(recent.or(|| Ok(7)), Ok(7));
 }
 
 #[tokio::test]

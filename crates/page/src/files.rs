@@ -1,8 +1,8 @@
 //! The files of the listener: tokens, the certificate and its key.
 //!
 //! They are looked at every [`LOOK`], and read again when they have changed. What is being written
-//! is half of a file, and a certificate and its key are two: a change counts once two looks have
-//! found the same.
+//! is half of a file, and a certificate and its key are two: a change of those that belong together
+//! counts once two looks have found the same. Tokens do not wait for each other.
 
 use std::fs::File;
 use std::io::Read;
@@ -151,7 +151,7 @@ fn stamp(path: &Path) -> Stamp {
     Some([about.dev(), about.ino(), about.size(), about.mtime() as u64, changed])
 }
 
-/// Files that are read again when they have changed.
+/// Files that belong together, and are read again when they have changed.
 pub(crate) struct FileWatch {
     paths: Vec<PathBuf>,
     /// As they were when they were read.
@@ -213,6 +213,23 @@ mod tests {
             }
             std::fs::remove_file(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn a_secret_that_another_user_made_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            return crate::skip::skip("only root can give a file to another user");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder, b"text", 0o600);
+        std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+        for kind in [FileKind::Token, FileKind::Key] {
+            let error = read(&path, kind).unwrap_err();
+            assert!(matches!(error, FileError::Owner { uid: 65_534, .. }), "{error}");
+            let said = format!("{}, {kind}, belongs to user 65534; it needs to be root's or the daemon's own", path.display());
+            assert_eq!(error.to_string(), said);
+        }
+        assert_eq!(read(&path, FileKind::Certificate).unwrap(), b"text", "it is no secret");
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!   for a certificate of that name, which there is not.
 //! - A listener may ask for a token ([`with_tokens`]); its role says whether it may change things.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -56,7 +56,8 @@ async fn is_read(request: Request, next: Next) -> Response {
 }
 
 /// Answers only requests that have a token, but for those of probes. An operator's token may do
-/// everything, and what it does is logged; the others may read.
+/// everything, and what it does is logged; the others may read. Of wrong tokens the log has a
+/// count, and the client's address where requests have it as an extension ([`SocketAddr`]).
 pub fn with_tokens(app: Router, tokens: Arc<Tokens>) -> Router {
     app.layer(from_fn_with_state(tokens, has_token))
 }
@@ -78,6 +79,10 @@ async fn has_token(State(tokens): State<Arc<Tokens>>, request: Request, next: Ne
         ),
         None if reads && PROBES.contains(&request.uri().path()) => next.run(request).await,
         None => {
+            // A browser's first request has none, and is not worth a line.
+            if request.headers().contains_key(header::AUTHORIZATION) {
+                tokens.refuse(request.extensions().get::<SocketAddr>().copied());
+            }
             let text = "this needs a token of the page, as the password or as a bearer token; [page] of the configuration names its file\n";
             let mut refusal = refusal(StatusCode::UNAUTHORIZED, text);
             let asks = HeaderValue::from_static("Basic realm=\"sluice\", charset=\"UTF-8\"");

@@ -31,6 +31,9 @@ mod delta;
 mod files;
 mod gate;
 mod hub;
+#[cfg(test)]
+#[path = "../../host/src/skip.rs"]
+mod skip;
 #[cfg_attr(not(feature = "tls"), path = "without/tls.rs")]
 mod tls;
 mod token;

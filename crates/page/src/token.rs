@@ -5,8 +5,10 @@
 //! the password of `Authorization: Basic`, for which browsers ask. Any user name will do.
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use sluice_api::config::WebPage;
 
@@ -14,6 +16,9 @@ use crate::files::{FileError, FileKind, FileWatch, read};
 
 /// Bytes of a token.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// Time between two lines about requests with a wrong token: anyone may send these without end.
+const EVERY: Duration = Duration::from_secs(10);
 
 /// What requests with a token may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +32,20 @@ pub(crate) enum Role {
 /// The tokens of a listener. None of them is ever printed.
 pub struct Tokens {
     files: Vec<TokenFile>,
-    watch: Mutex<FileWatch>,
+    /// By file.
+    last: Mutex<Vec<LastRead>>,
     known: RwLock<Vec<Arc<KnownToken>>>,
+    wrong: Mutex<Wrong>,
+}
+
+/// Requests with a wrong token, since the last line about them.
+#[derive(Default)]
+struct Wrong {
+    many: u64,
+    /// Where the last one came from, if that is known.
+    peer: Option<SocketAddr>,
+    /// When the last line was logged.
+    logged: Option<Instant>,
 }
 
 struct TokenFile {
@@ -37,6 +54,13 @@ struct TokenFile {
     name: String,
     role: Role,
     path: PathBuf,
+}
+
+/// What a file had when it was last read.
+struct LastRead {
+    watch: FileWatch,
+    /// None if it had none.
+    token: Option<Token>,
 }
 
 /// A token that is good.
@@ -61,9 +85,14 @@ impl Tokens {
         let reader = page.token.iter().map(|path| file("token", "token", Role::Reader, path));
         let operators = page.operators.iter().map(|(name, path)| file("operators", name, Role::Operator, path));
         let files: Vec<TokenFile> = reader.chain(operators).collect();
-        let watch = Mutex::new(FileWatch::new(files.iter().map(|file| file.path.clone()).collect()));
-        let (known, errors) = read_all(&files);
-        (Self { files, watch, known: RwLock::new(known) }, errors)
+        let mut errors = Vec::new();
+        let begin = |file: &TokenFile| {
+            let watch = FileWatch::new(vec![file.path.clone()]);
+            LastRead { watch, token: file.read(&mut errors) }
+        };
+        let last: Vec<LastRead> = files.iter().map(begin).collect();
+        let known = good_ones(&files, &last, &mut errors);
+        (Self { files, last: Mutex::new(last), known: RwLock::new(known), wrong: Mutex::default() }, errors)
     }
 
     /// Whether requests need none.
@@ -76,17 +105,52 @@ impl Tokens {
         self.files.iter().any(|file| file.role == Role::Operator)
     }
 
-    /// Reads the tokens again if their files have changed, and says whether. One that cannot be
-    /// used any more is refused from then on.
+    /// Reads again the files that have changed, and says whether other tokens are good now. One
+    /// that cannot be used any more is refused from then on. Logs how many requests had a wrong
+    /// one, too.
     pub fn look(&self) -> bool {
-        if !self.watch.lock().unwrap_or_else(PoisonError::into_inner).has_changed() {
+        if let Some(line) = self.refusals(Instant::now()) {
+            warn!("{line}");
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut was_read, mut errors) = (false, Vec::new());
+        for (file, last) in self.files.iter().zip(last.iter_mut()) {
+            if last.watch.has_changed() {
+                was_read = true;
+                last.token = file.read(&mut errors);
+            }
+        }
+        if !was_read {
             return false;
         }
-        let (known, errors) = read_all(&self.files);
-        info!("tokens of the page have changed, and were read again");
+        let known = good_ones(&self.files, &last, &mut errors);
         errors.iter().for_each(|(_, error)| warn!("{error}; until then this token is refused"));
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+        let mut former = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if former.len() == known.len() && former.iter().zip(&known).all(|(former, now)| former.is_same(now)) {
+            return false;
+        }
+        *former = known;
+        drop(former);
+        info!("tokens of the page have changed, and were read again");
         true
+    }
+
+    /// Counts a request that is refused because its token is wrong.
+    pub(crate) fn refuse(&self, peer: Option<SocketAddr>) {
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        wrong.many += 1;
+        wrong.peer = peer;
+    }
+
+    /// The line to log about such requests now, if any.
+    pub(crate) fn refusals(&self, now: Instant) -> Option<String> {
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        if wrong.many == 0 || wrong.logged.is_some_and(|logged| now.duration_since(logged) < EVERY) {
+            return None;
+        }
+        wrong.logged = Some(now);
+        let last = wrong.peer.take().map_or_else(String::new, |peer| format!(", the last from {peer}"));
+        Some(format!("the page refused {} requests with a wrong token{last}", std::mem::take(&mut wrong.many)))
     }
 
     /// The token that the value of an `Authorization` header has. The time that it takes says
@@ -104,24 +168,38 @@ impl Tokens {
     }
 }
 
-/// Reads tokens. Of two that are the same only the first is good, which may do less.
-fn read_all(files: &[TokenFile]) -> (Vec<Arc<KnownToken>>, Vec<(&'static str, FileError)>) {
+/// What is wrong with tokens, each with its key of `[page]`.
+type Faults = Vec<(&'static str, FileError)>;
+
+impl TokenFile {
+    fn read(&self, errors: &mut Faults) -> Option<Token> {
+        Token::read(&self.path).map_err(|error| errors.push((self.key, error))).ok()
+    }
+}
+
+impl KnownToken {
+    fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.role == other.role && self.token.is(&other.token.0)
+    }
+}
+
+/// The good ones of tokens. Of two that are the same it is the first, which may do less.
+fn good_ones(files: &[TokenFile], last: &[LastRead], errors: &mut Faults) -> Vec<Arc<KnownToken>> {
     let mut known: Vec<Arc<KnownToken>> = Vec::new();
-    let mut errors = Vec::new();
-    for TokenFile { key, name, role, path } in files {
-        match Token::read(path) {
-            Ok(token) if known.iter().any(|other| other.token.is(&token.0)) => {
-                let why = "is another one's too; make one for each with `openssl rand -hex 32`";
-                errors.push((*key, FileError::content(FileKind::Token, path, why)));
-            }
-            Ok(token) => known.push(Arc::new(KnownToken { name: name.clone(), role: *role, token })),
-            Err(error) => errors.push((*key, error)),
+    for (TokenFile { key, name, role, path }, last) in files.iter().zip(last) {
+        let Some(token) = &last.token else { continue };
+        if known.iter().any(|other| other.token.is(&token.0)) {
+            let why = "is another one's too; make one for each with `openssl rand -hex 32`";
+            errors.push((*key, FileError::content(FileKind::Token, path, why)));
+        } else {
+            known.push(Arc::new(KnownToken { name: name.clone(), role: *role, token: token.clone() }));
         }
     }
-    (known, errors)
+    known
 }
 
 /// A secret that requests must have.
+#[derive(Clone)]
 struct Token(Vec<u8>);
 
 impl Token {
@@ -311,5 +389,34 @@ mod tests {
         folder.file("reader", SECRET);
         assert!(!tokens.look() && tokens.look());
         assert!(whose(&tokens, &format!("Bearer {SECRET}")).is_some());
+    }
+
+    #[test]
+    fn a_token_that_is_written_again_is_no_change() {
+        let folder = Folder::new();
+        let alice = folder.file("alice", OTHER);
+        let (tokens, _) = Tokens::read(&page(None, &[("alice", &alice)]));
+        // Another file with the same token, and a newline.
+        std::fs::rename(folder.file("new", &format!("{OTHER}\n")), &alice).unwrap();
+        assert!((0..3).all(|_| !tokens.look()));
+        assert!(whose(&tokens, &format!("Bearer {OTHER}")).is_some());
+        folder.file("alice", SECRET);
+        assert!(!tokens.look() && tokens.look());
+    }
+
+    #[test]
+    fn a_token_that_is_being_written_delays_no_other() {
+        let folder = Folder::new();
+        let (reader, alice) = (folder.file("reader", SECRET), folder.file("alice", OTHER));
+        let (tokens, _) = Tokens::read(&page(Some(&reader), &[("alice", &alice)]));
+        std::fs::remove_file(&reader).unwrap();
+        folder.file("alice", &"a".repeat(20));
+        assert!(!tokens.look());
+        folder.file("alice", &"a".repeat(30));
+        assert!(tokens.look());
+        assert_eq!(whose(&tokens, &format!("Bearer {SECRET}")), None);
+        assert!(whose(&tokens, &format!("Bearer {OTHER}")).is_some(), "it is not read while it is written");
+        assert!(tokens.look());
+        assert!(whose(&tokens, &format!("Bearer {}", "a".repeat(30))).is_some());
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use sluice_page::{LOOK, Tls};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -139,7 +139,9 @@ async fn accept(
         let _ = stream.set_nodelay(true);
         let guest = Arc::new(Guest::default());
         guests.push(guest.clone());
-        let (app, stopped, tls, everyone) = (app.clone(), stopped.clone(), tls.clone(), everyone.clone());
+        // The log names clients with a wrong token.
+        let app = app.clone().layer(Extension(peer));
+        let (stopped, tls, everyone) = (stopped.clone(), tls.clone(), everyone.clone());
         tokio::spawn(async move {
             let attended = async {
                 match tls {
@@ -201,6 +203,18 @@ mod tests {
         assert!(bind(address).is_err());
         drop(server);
         assert!(TcpStream::connect(address).is_err());
+    }
+
+    #[test]
+    fn a_request_has_the_address_of_its_client() {
+        let app = Router::new().route("/", get(|Extension(peer): Extension<SocketAddr>| ready(peer.to_string())));
+        let listener = bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let server = serve(listener, app, Limits::default(), None, None).unwrap();
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with(&format!("\r\n\r\n{}", stream.local_addr().unwrap())), "{answer}");
     }
 
     #[test]
