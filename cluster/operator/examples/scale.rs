@@ -8,6 +8,8 @@
 
 #[path = "../tests/testbed/objects.rs"]
 mod objects;
+// The tests use all of it.
+#[allow(dead_code)]
 #[path = "../tests/testbed/mod.rs"]
 mod testbed;
 
@@ -32,7 +34,7 @@ const MORE: usize = 200;
 #[tokio::main]
 async fn main() {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    let ([nodes, slos], Some(programs)) = (numbers[..], testbed::programs()) else {
+    let (&[nodes, slos], Some(programs)) = (&numbers[..], testbed::programs()) else {
         eprintln!("usage: scripts/test-cluster --scale NODES SLOS");
         std::process::exit(2);
     };

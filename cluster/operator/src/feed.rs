@@ -21,6 +21,7 @@ use crate::pod;
 
 /// A change of an object, or of all objects of a kind.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "an event is moved once, and most are of pods")]
 pub enum Change {
     Node(Event<KubeNode>),
     Pod(Event<KubePod>),

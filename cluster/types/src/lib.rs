@@ -16,6 +16,9 @@
 //! with a message that says what to write. What depends on other objects is a condition in the
 //! status.
 
+// Columns that kubectl prints are attributes with the same keys.
+#![allow(clippy::duplicated_attributes)]
+
 mod chain;
 mod class;
 pub mod condition;

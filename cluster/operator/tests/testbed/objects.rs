@@ -122,12 +122,15 @@ pub async fn state(client: &Client, namespace: &str, name: &str, state: &str) ->
     .await
 }
 
+/// Terms and revisions of a plan.
+type Revisions = Vec<(i64, i64)>;
+
 /// Nodes that take over their plans, but for those that refuse, with what they say.
 #[derive(Clone, Default)]
 pub struct Agents {
     pub refuse: Arc<Mutex<BTreeMap<String, String>>>,
     /// The terms and revisions of each plan, in the order in which they came.
-    pub seen: Arc<Mutex<BTreeMap<String, Vec<(i64, i64)>>>>,
+    pub seen: Arc<Mutex<BTreeMap<String, Revisions>>>,
 }
 
 impl Agents {
