@@ -6,7 +6,7 @@
 //! happens, and to say why where it cannot.
 //!
 //! # Terms
-//! *World*: the objects as last read. *Plan*: what one node runs, a [`NodePlan`]. *Settled*: a node
+//! *World*: the objects as last read. *Plan*: what one node runs, a `NodePlan`. *Settled*: a node
 //! has taken over the last revision of its plan. *Round*: one call of [`place`].
 //!
 //! # Approach

@@ -34,7 +34,7 @@ pub struct ServerClassSpec {
     pub node_selector: BTreeMap<String, String>,
     /// The processor's model name, as `sluice doctor` reports it.
     pub cpu: String,
-    /// Cores for NFs: as many as `cores` in [promises] of sluiced names.
+    /// Cores for NFs: as many as `cores` in `[promises]` of sluiced names.
     #[schemars(range(min = 1, max = 4096))]
     pub cores: u32,
     /// Ways of the last-level cache.
