@@ -112,8 +112,8 @@ impl FileError {
 }
 
 /// Reads a file of the listener. One with a secret has to be for its owner alone, and that is root
-/// or this process's user. A link counts as what it leads to: certificates are renewed that way, and
-/// secrets of Kubernetes are mounted as links.
+/// or this process's user. A link counts as what it leads to: certificates are renewed that way,
+/// and secrets of Kubernetes are mounted as links.
 pub(crate) fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Read { kind, path: path.to_owned(), source };
     // A pipe is not waited for.
