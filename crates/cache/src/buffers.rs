@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn what_cannot_be_is_reported() {
         assert!(matches!(bound(PAPER, queues(100, 1_518)), Err(BufferError::TooFew { per_queue: 26, .. })));
         assert!(matches!(bound(PAPER, queues(12, 9_018)), Ok(Bound { per_queue: 40, .. })));
         for (cache, queues) in [

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_resctrl_is_told_what_to_do() {
+    fn without_resctrl_a_host_is_reported_with_what_to_do() {
         let root = host::tests::two_sockets();
         let found = examine(root.path(), &root.path().join("sys/fs/resctrl"));
         assert_eq!(of(&found, "processor").level, Level::Good);

@@ -208,7 +208,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_register_is_read_and_its_absence_told() {
+    fn the_register_is_read_and_its_absence_reported() {
         let root = two_sockets();
         assert!(Processor::read(root.path()).has("cat_l3"));
         assert!(ddio_mask(root.path(), 0).unwrap_err().to_string().contains("modprobe msr"));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn io_ways_are_for_those_who_take_them_and_the_root_keeps_one() {
+    fn io_ways_are_for_those_that_take_them_and_the_root_keeps_one() {
         let all = Want { ways: 19, io: true, mask: 0 };
         assert_eq!(lay_out(&[all], &TWENTY).unwrap().root, 0x8_0000);
         assert_eq!(lay_out(&[Want { ways: 20, ..all }], &TWENTY), None);

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_no_traced_nf_is_told() {
+    fn a_program_that_is_no_traced_nf_is_reported() {
         let traffic =
             TracedTraffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };

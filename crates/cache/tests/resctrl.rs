@@ -280,7 +280,7 @@ fn the_kernels_words_are_in_the_message() {
 }
 
 #[test]
-fn masks_that_come_back_wider_are_told_or_undone() {
+fn masks_that_come_back_wider_are_reported_or_undone() {
     // The hardware joins the lowest two ways.
     let Some(kernel) = mount(Machine { widened: 0x3, ..Machine::default() }) else { return };
     // Where the root class has one of them, the other cannot be a class's alone.
@@ -466,7 +466,7 @@ fn classes_are_released_beside_a_group_that_has_all_ways() {
 }
 
 #[test]
-fn a_class_of_one_cache_does_not_care_who_has_the_other() {
+fn a_class_of_one_cache_is_independent_of_the_other_cache() {
     let Some(kernel) = mount(Machine::default()) else { return };
     let mut cache = open(&kernel);
     fs::create_dir(kernel.path().join("theirs")).unwrap();
@@ -585,7 +585,7 @@ fn one_manager_at_a_time_has_classes() {
 }
 
 #[test]
-fn ways_come_back_whoever_ends_first() {
+fn ways_come_back_in_any_order_of_ends() {
     let Some(kernel) = mount(Machine::default()) else { return };
     for tool_first in [true, false] {
         let mut tool = open(&kernel);

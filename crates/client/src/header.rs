@@ -5,21 +5,17 @@
 //! of a line is zero, checksums too: nothing looks at it.
 
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::str::{FromStr, SplitWhitespace};
 
+use etherparse::{
+    EtherType, Ethernet2Header, IpDscp, IpFragOffset, IpNumber, Ipv4Header, Ipv6FragmentHeader, Ipv6Header, LaxIpPayloadSlice,
+    LaxNetSlice, LaxSlicedPacket, SingleVlanHeader, VlanId, VlanPcp,
+};
 use sluice_api::parse;
 use sluice_api::protocol::{self, ProtocolMatch, has_ports};
 use sluice_cli::usage::Usage;
 
-const ETHERNET: usize = 14;
-const V4: u16 = 0x0800;
-const V6: u16 = 0x86dd;
-const ARP: u16 = 0x0806;
-const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-const FRAGMENT_HEADER: u8 = 44;
-/// Most extension headers and tags that are passed over.
-const MOST: usize = 8;
 /// Shortest frame, without FCS.
 const SHORTEST: usize = 60;
 
@@ -33,31 +29,36 @@ pub struct HeaderWords {
     pub port: Option<String>,
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
 fn mac(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
 /// The headers of a packet, in a line.
 pub fn line(bytes: &[u8]) -> String {
-    let Some((vlan, ethertype, at)) = link(bytes) else {
+    let Ok(packet) = LaxSlicedPacket::from_ethernet(bytes) else {
         return match bytes.len() {
             0 => "its bytes are not known".into(),
             n => format!("{n} bytes, too few for an Ethernet header"),
         };
     };
-    let tag = vlan.map_or_else(String::new, |vlan| format!("vlan {vlan} "));
-    let ip = match ethertype {
-        V4 => v4(bytes, at),
-        V6 => v6(bytes, at),
+    let tag = packet.vlan_ids().first().map_or_else(String::new, |vlan| format!("vlan {} ", vlan.value()));
+    let ip = match &packet.net {
+        Some(LaxNetSlice::Ipv4(v4)) => {
+            let header = v4.header();
+            let ends = (header.source_addr().into(), header.destination_addr().into());
+            Some(flow(v4.payload(), ends, header.dcp()))
+        }
+        Some(LaxNetSlice::Ipv6(v6)) => {
+            let header = v6.header();
+            let ends = (header.source_addr().into(), header.destination_addr().into());
+            Some(flow(v6.payload(), ends, header.dscp()))
+        }
         _ => None,
     };
     ip.map_or_else(
         || {
-            let kind = if ethertype == ARP { "arp".into() } else { format!("ethertype {ethertype:04x}") };
+            let ethertype = packet.ether_payload().map_or(EtherType(0), |payload| payload.ether_type);
+            let kind = if ethertype == EtherType::ARP { "arp".into() } else { format!("ethertype {:04x}", ethertype.0) };
             format!("{tag}{kind} {} > {}", mac(&bytes[6..12]), mac(&bytes[..6]))
         },
         |ip| format!("{tag}{ip}"),
@@ -69,62 +70,20 @@ pub fn line_of_hex(digits: &str) -> Option<String> {
     from_hex(digits).map(|bytes| line(&bytes))
 }
 
-/// Outer VLAN, EtherType behind the tags, and where that is at its end.
-fn link(bytes: &[u8]) -> Option<(Option<u16>, u16, usize)> {
-    let (mut ethertype, mut at, mut vlan) = (u16_at(bytes, 12)?, ETHERNET, None);
-    for _ in 0..MOST {
-        if !TAGS.contains(&ethertype) {
-            break;
-        }
-        vlan = vlan.or(Some(u16_at(bytes, at)? & 0xfff));
-        ethertype = u16_at(bytes, at + 2)?;
-        at += 4;
-    }
-    Some((vlan, ethertype, at))
-}
-
-fn v4(bytes: &[u8], at: usize) -> Option<String> {
-    let head: &[u8; 20] = bytes.get(at..)?.first_chunk()?;
-    let address = |at: usize| -> IpAddr { Ipv4Addr::new(head[at], head[at + 1], head[at + 2], head[at + 3]).into() };
-    let is_fragment = u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0;
-    let ports = at + usize::from(head[0] & 0xf) * 4;
-    Some(flow(bytes, head[9], (address(12), address(16)), ports, is_fragment, head[1] >> 2))
-}
-
-fn v6(bytes: &[u8], at: usize) -> Option<String> {
-    let head: &[u8; 40] = bytes.get(at..)?.first_chunk()?;
-    let address = |at: usize| -> Option<IpAddr> { Some(Ipv6Addr::from(*head[at..].first_chunk::<16>()?).into()) };
-    let (mut next, mut behind, mut is_fragment) = (head[6], at + 40, false);
-    for _ in 0..MOST {
-        if !matches!(next, 0 | 43 | FRAGMENT_HEADER | 60 | 135 | 139 | 140) || is_fragment {
-            break;
-        }
-        let Some(extension) = bytes.get(behind..).and_then(<[u8]>::first_chunk::<8>) else { break };
-        if next == FRAGMENT_HEADER {
-            is_fragment = u16::from_be_bytes([extension[2], extension[3]]) & 0xfff9 != 0;
-            behind += 8;
-        } else {
-            behind += 8 + usize::from(extension[1]) * 8;
-        }
-        next = extension[0];
-    }
-    let dscp = (head[0] & 0xf) << 2 | head[1] >> 6;
-    Some(flow(bytes, next, (address(8)?, address(24)?), behind, is_fragment, dscp))
-}
-
-fn flow(bytes: &[u8], number: u8, (src, dst): (IpAddr, IpAddr), ports: usize, is_fragment: bool, dscp: u8) -> String {
+fn flow(payload: &LaxIpPayloadSlice<'_>, (src, dst): (IpAddr, IpAddr), dscp: IpDscp) -> String {
+    let number = payload.ip_number.0;
     let mut text = protocol::name(number).map_or_else(|| format!("protocol {number}"), String::from);
-    let ports = u16_at(bytes, ports).zip(u16_at(bytes, ports + 2)).filter(|_| has_ports(number) && !is_fragment);
+    let ports = payload.payload.first_chunk::<4>().filter(|_| has_ports(number) && !payload.fragmented);
     // Writing to a text does not fail.
-    let _ = match ports {
-        Some((from, to)) => write!(text, " {} > {}", SocketAddr::new(src, from), SocketAddr::new(dst, to)),
+    let _ = match ports.map(|ports| ports.map(u16::from)) {
+        Some([a, b, c, d]) => write!(text, " {} > {}", SocketAddr::new(src, a << 8 | b), SocketAddr::new(dst, c << 8 | d)),
         None => write!(text, " {src} > {dst}"),
     };
-    if is_fragment {
+    if payload.fragmented {
         text += " fragment";
     }
-    if dscp > 0 {
-        let _ = write!(text, " dscp {dscp}");
+    if dscp.value() > 0 {
+        let _ = write!(text, " dscp {}", dscp.value());
     }
     text
 }
@@ -194,10 +153,11 @@ pub fn packet(text: &str) -> Result<HeaderWords, Usage> {
         return Ok(HeaderWords { bytes, len: parts.len, port: parts.port });
     }
     let head = match first {
-        "arp" => Head::Other(ARP),
+        "arp" => Head::Other(EtherType::ARP),
         "ethertype" => {
             let text = words.next().unwrap_or_default();
-            Head::Other(u16::from_str_radix(text, 16).map_err(|_| wrong(format!("{text:?} is no EtherType, such as 88cc")))?)
+            let number = u16::from_str_radix(text, 16).map_err(|_| wrong(format!("{text:?} is no EtherType, such as 88cc")))?;
+            Head::Other(EtherType(number))
         }
         "protocol" => Head::Ip(ip_protocol(words.next().unwrap_or_default())?),
         word => Head::Ip(ip_protocol(word)?),
@@ -222,7 +182,7 @@ pub fn packet(text: &str) -> Result<HeaderWords, Usage> {
 enum Head {
     Ip(u8),
     /// With this EtherType.
-    Other(u16),
+    Other(EtherType),
 }
 
 fn rest_of(parts: &mut Parts, words: &mut SplitWhitespace<'_>) -> Result<(), Usage> {
@@ -236,7 +196,10 @@ fn rest_of(parts: &mut Parts, words: &mut SplitWhitespace<'_>) -> Result<(), Usa
 
 /// The bytes of at least an Ethernet header.
 fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() < 2 * ETHERNET || !text.len().is_multiple_of(2) || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+    if text.len() < 2 * Ethernet2Header::LEN
+        || !text.len().is_multiple_of(2)
+        || !text.bytes().all(|digit| digit.is_ascii_hexdigit())
+    {
         return None;
     }
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
@@ -259,14 +222,13 @@ fn mac_of(text: &str) -> Result<[u8; 6], Usage> {
         .ok_or_else(|| wrong(format!("{text:?} is no MAC address, such as 02:00:00:00:00:01")))
 }
 
-fn ethernet(to: [u8; 6], from: [u8; 6], vlan: Option<u16>, ethertype: u16) -> Vec<u8> {
-    let mut bytes = [to, from].concat();
-    if let Some(vlan) = vlan {
-        bytes.extend(TAGS[0].to_be_bytes());
-        bytes.extend(vlan.to_be_bytes());
-    }
-    bytes.extend(ethertype.to_be_bytes());
-    bytes
+fn ethernet(destination: [u8; 6], source: [u8; 6], vlan: Option<u16>, ether_type: EtherType) -> Vec<u8> {
+    let Some(vlan) = vlan.and_then(|vlan| VlanId::try_new(vlan).ok()) else {
+        return Ethernet2Header { source, destination, ether_type }.to_bytes().to_vec();
+    };
+    let tag = SingleVlanHeader { pcp: VlanPcp::ZERO, drop_eligible_indicator: false, vlan_id: vlan, ether_type };
+    let outer = Ethernet2Header { source, destination, ether_type: EtherType::VLAN_TAGGED_FRAME };
+    [&outer.to_bytes()[..], &tag.to_bytes()].concat()
 }
 
 /// An address, and its port if the protocol has ports.
@@ -296,31 +258,44 @@ fn ip(number: u8, from: &str, to: &str, parts: &Parts) -> Result<Vec<u8>, Usage>
             inner[12..14].copy_from_slice(&[0x50, 0x10]);
         }
     }
-    let is_v6 = src.is_ipv6();
-    let mut bytes = ethernet([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1], parts.vlan, if is_v6 { V6 } else { V4 });
-    let header = bytes.len() + if is_v6 { 40 } else { 20 };
-    let fragment_header = if is_v6 && parts.is_fragment { 8 } else { 0 };
-    let least = (header + fragment_header + inner.len()).max(SHORTEST);
-    let whole = parts.len.map_or(least, usize::from).max(least);
+    let dscp = IpDscp::try_new(parts.dscp).unwrap_or_default();
+    let ether_type = if src.is_ipv6() { EtherType::IPV6 } else { EtherType::IPV4 };
+    let mut bytes = ethernet([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1], parts.vlan, ether_type);
+    // The packet is as long as is asked for, and at least as its headers and the shortest frame.
+    let payload = |header: usize| {
+        let least = (header + inner.len()).max(SHORTEST);
+        parts.len.map_or(least, usize::from).max(least) - header
+    };
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let total = (whole - (header - 20)) as u16;
-            bytes.extend([0x45, parts.dscp << 2]);
-            bytes.extend(total.to_be_bytes());
-            bytes.extend([0, 0, if parts.is_fragment { 0x20 } else { 0 }, 0, 64, number, 0, 0]);
-            bytes.extend(src.octets());
-            bytes.extend(dst.octets());
+            let payload = payload(bytes.len() + Ipv4Header::MIN_LEN) as u16;
+            let header = Ipv4Header {
+                dscp,
+                total_len: payload + Ipv4Header::MIN_LEN as u16,
+                more_fragments: parts.is_fragment,
+                time_to_live: 64,
+                protocol: IpNumber(number),
+                source: src.octets(),
+                destination: dst.octets(),
+                ..Ipv4Header::default()
+            };
+            bytes.extend(header.to_bytes());
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let payload = (whole - header) as u16;
-            bytes.extend([0x60 | parts.dscp >> 2, parts.dscp << 6, 0, 0]);
-            bytes.extend(payload.to_be_bytes());
-            bytes.extend([if parts.is_fragment { FRAGMENT_HEADER } else { number }, 64]);
-            bytes.extend(src.octets());
-            bytes.extend(dst.octets());
-            if parts.is_fragment {
-                bytes.extend([number, 0, 0, 1, 0, 0, 0, 1]);
-            }
+            let fragment = Ipv6FragmentHeader::new(IpNumber(number), IpFragOffset::ZERO, true, 1);
+            let fragment = parts.is_fragment.then(|| fragment.to_bytes());
+            let more = fragment.map_or(0, |fragment| fragment.len());
+            let mut header = Ipv6Header {
+                payload_length: (payload(bytes.len() + Ipv6Header::LEN + more) + more) as u16,
+                next_header: if parts.is_fragment { IpNumber::IPV6_FRAGMENTATION_HEADER } else { IpNumber(number) },
+                hop_limit: 64,
+                source: src.octets(),
+                destination: dst.octets(),
+                ..Ipv6Header::default()
+            };
+            header.set_dscp(dscp);
+            bytes.extend(header.to_bytes());
+            bytes.extend(fragment.into_iter().flatten());
         }
         _ => return Err(wrong(format!("{from:?} and {to:?} are of different IP versions"))),
     }
@@ -363,7 +338,7 @@ mod tests {
     #[test]
     fn what_is_said_beside_the_headers_may_stand_anywhere() {
         let want = packet("vlan 5 tcp 10.0.0.1:1 > 10.0.0.2:2 dscp 3 bytes 1400 on lan").unwrap();
-        assert_eq!((want.len, want.port.as_deref(), u16_at(&want.bytes, 20)), (Some(1400), Some("lan"), Some(1382)));
+        assert_eq!((want.len, want.port.as_deref(), &want.bytes[20..22]), (Some(1400), Some("lan"), &1382u16.to_be_bytes()[..]));
         for text in [
             "on lan dscp 3 vlan 5 bytes 1400 tcp 10.0.0.1:1 to 10.0.0.2:2",
             "tcp 10.0.0.1:1 -> 10.0.0.2:2, vlan 5, dscp 3, bytes 1400, at lan",

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tenant_has_an_arena_and_an_ingress_only_who_needs_it() {
+    fn each_tenant_has_an_arena_and_only_those_that_need_it_an_ingress() {
         let of = |config: &Config| named(&holders(config));
         assert_eq!(of(&config(&["a"], &[], &[])), "-");
         assert_eq!(of(&config(&["a"], &[("c", &["-"])], &["a c"])), "-");

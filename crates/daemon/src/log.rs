@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_for_who_reads_it() {
+    fn text_is_for_its_reader() {
         let plain = lines(Format::Text, false, false);
         assert_eq!(plain(Level::INFO, "sluiced", said("ready", &[])), "sluiced: ready\n");
         assert_eq!(plain(Level::INFO, OUTPUT, said("12 rules", &[("nf", "fw.0".into())])), "fw.0: 12 rules\n");

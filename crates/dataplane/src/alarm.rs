@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_rests_is_called_for_and_once() {
+    fn only_one_that_rests_is_called_for_and_once() {
         let alarm = Alarm::new().unwrap();
         alarm.ring();
         assert_eq!(count(&alarm), 0, "nobody rests");

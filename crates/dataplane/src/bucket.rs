@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn another_limit_counts_what_was_let_in_as_so_many_packets() {
+    fn another_limit_counts_what_was_let_in_as_the_same_number_of_packets() {
         let bucket = Bucket::default();
         let now = 9 * MS;
         bucket.limit(now, Some((100.0, 64)));

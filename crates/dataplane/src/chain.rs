@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_end_its_flows_keeps_them_and_gets_no_new_ones() {
+    fn one_that_is_to_end_its_flows_keeps_them_and_gets_no_new_ones() {
         let open = [member(0), member(1), member(2)];
         let ending = [member(0), Member { is_open: false, ..member(1) }, member(2)];
         let mut moved = 0;

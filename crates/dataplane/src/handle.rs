@@ -376,7 +376,7 @@ impl NfHandle {
         self.publish_hold();
         if !alone {
             // It may sleep where only the manager wakes it.
-            doorbell::ring(self.region.page.bell());
+            doorbell::ring(self.region.page.doorbell());
         }
         true
     }
@@ -435,9 +435,9 @@ impl NfHandle {
         // No neighbour wakes it as well.
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
         if says & asleep::HEARS != 0 {
-            doorbell::ring(self.region.page.bell());
+            doorbell::ring(self.region.page.doorbell());
         } else {
-            doorbell::ring(self.core_page.bell(self.slot));
+            doorbell::ring(self.core_page.doorbell(self.slot));
         }
         true
     }
@@ -451,9 +451,9 @@ impl NfHandle {
         let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
         // Always its own: another waker rang one of the two, and it may wait for both.
-        doorbell::ring(self.region.page.bell());
+        doorbell::ring(self.region.page.doorbell());
         if says & asleep::HEARS == 0 {
-            doorbell::ring_for(self.core_page.bell(self.slot), sleepers);
+            doorbell::ring_for(self.core_page.doorbell(self.slot), sleepers);
         }
     }
 

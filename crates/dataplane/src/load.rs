@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lies_gets_no_more_than_the_time_that_passed() {
+    fn one_that_lies_gets_no_more_than_the_time_that_passed() {
         // 100 packets were returned within a millisecond: 10 µs each at most.
         for lie in [10_001, u64::MAX / 32] {
             let mut rig = Rig::new(1);

@@ -186,7 +186,7 @@ fn a_long_queue_is_watched_then_throttled_then_cleared_below_the_low_watermark()
 }
 
 #[test]
-fn who_was_named_by_nobody_is_not_looked_at() {
+fn one_that_was_named_by_nobody_is_not_looked_at() {
     let mut rig = Rig::new(2, &[], &[&[0, 1]]);
     rig.cost(0, LONG_NS);
     post(rig.nf(0), HIGH);
@@ -208,7 +208,7 @@ fn who_was_named_by_nobody_is_not_looked_at() {
 }
 
 #[test]
-fn without_a_known_cost_who_stands_still_is_a_bottleneck_and_who_waits_for_its_turn_is_not() {
+fn without_a_known_cost_one_that_stands_still_is_a_bottleneck_and_one_that_waits_for_its_turn_is_not() {
     let mut rig = Rig::new(1, &[], &[&[0]]);
     rig.queue(0, u64::from(RING));
     rig.step();
@@ -246,7 +246,7 @@ fn those_before_a_bottleneck_are_held_and_let_go() {
 }
 
 #[test]
-fn who_is_held_with_a_long_queue_is_no_bottleneck_itself() {
+fn one_that_is_held_with_a_long_queue_is_no_bottleneck_itself() {
     let mut rig = Rig::new(2, &[], &[&[0, 1]]);
     rig.cost(0, SHORT_NS);
     rig.queue(0, HIGH);
@@ -322,7 +322,7 @@ fn new_paths_and_chains_are_taken_in() {
 }
 
 #[test]
-fn polling_nfs_throttle_and_are_never_told_to_sleep() {
+fn polling_nfs_throttle_and_are_never_put_to_sleep() {
     let mut rig = Rig::new(3, &[0, 2], &[&[0, 1, 2]]);
     rig.jam(2);
     assert_eq!(rig.held(), [1]);

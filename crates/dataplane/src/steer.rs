@@ -95,7 +95,7 @@ pub trait ChooseChain: Send {
     fn hold(&mut self, plane: &mut Plane, packet: Packet, ingress: u16);
 
     /// Polls the packets that it holds, every few rounds.
-    fn tend(&mut self, plane: &mut Plane);
+    fn poll(&mut self, plane: &mut Plane);
 
     /// Packets that it holds.
     fn held(&self) -> usize;

@@ -299,7 +299,7 @@ impl Worker {
             self.show_lost();
         }
         if let Some(chains) = self.setup.rx.chains.as_mut().filter(|chains| chains.held() > 0) {
-            chains.tend(&mut self.setup.plane);
+            chains.poll(&mut self.setup.plane);
         }
         if now >= duties.housekeeping_at {
             duties.housekeeping_at = now + HOUSEKEEPING_NS;

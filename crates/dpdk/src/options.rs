@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_told_apart() {
+    fn devices_are_distinguished() {
         for (a, b, same) in [
             ("net_null0,size=60", "vdev:net_null0", true),
             ("net_null0", "net_null1", false),

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_told_and_leaves_nothing() {
+    fn what_fails_is_reported_and_leaves_nothing() {
         if !rustix::process::geteuid().is_root() {
             return skip("only root can make network namespaces");
         }

@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_is_nobodys_waits_for_nothing() {
+    fn a_user_without_a_service_waits_for_nothing() {
         let mut door = door();
         if !rustix::process::geteuid().is_root() {
             skip("only root can knock as another user: what is asserted is that oneself is let in");

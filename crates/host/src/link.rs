@@ -191,7 +191,7 @@ pub fn bound_by(socket: &OwnedFd) -> io::Result<Option<u32>> {
 
 /// A socket that becomes readable when an interface of the calling thread's namespace appears,
 /// disappears or changes. Read it with [`hush`].
-pub fn bell() -> io::Result<OwnedFd> {
+pub fn changes() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // No protocol: NETLINK_ROUTE.
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
@@ -200,10 +200,10 @@ pub fn bell() -> io::Result<OwnedFd> {
 }
 
 /// Reads and discards all pending messages of such a socket.
-pub fn hush(bell: &OwnedFd) {
+pub fn hush(socket: &OwnedFd) {
     let mut message = [0u8; 4096];
     loop {
-        match rustix::net::recv(bell, &mut message[..], RecvFlags::TRUNC) {
+        match rustix::net::recv(socket, &mut message[..], RecvFlags::TRUNC) {
             // NOBUFS: messages were lost, and there may be more.
             Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
             Err(_) => return,
@@ -361,33 +361,33 @@ mod tests {
         }
         let (near, far) = (Netns::private().unwrap(), Netns::private().unwrap());
         let address = address_of("fw.0 in");
-        let (bell, control) = near
+        let (socket, control) = near
             .visit(|| {
                 make_pair_with("a", "b", far.fd(), 1400, Some(address))?;
                 plain("a")?;
                 up("a")?;
-                Ok::<_, io::Error>((bell()?, control()?))
+                Ok::<_, io::Error>((changes()?, control()?))
             })
             .unwrap();
-        let rings = |bell: &OwnedFd| {
-            let mut fds = [rustix::event::PollFd::new(bell, rustix::event::PollFlags::IN)];
+        let rings = |socket: &OwnedFd| {
+            let mut fds = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap() > 0
         };
         // The kernel reports a moment later that the other end is down.
         while has_link_by(&control, "a").unwrap() {
-            assert!(rings(&bell));
-            hush(&bell);
+            assert!(rings(&socket));
+            hush(&socket);
         }
         assert!(index_by(&control, "a").is_ok());
         assert_eq!(far.visit(|| up("b").and_then(|()| address_at())).unwrap(), address);
         while !has_link_by(&control, "a").unwrap() {
-            assert!(rings(&bell));
-            hush(&bell);
+            assert!(rings(&socket));
+            hush(&socket);
         }
         far.visit(|| remove("b")).unwrap();
         while index_by(&control, "a").is_ok() {
-            assert!(rings(&bell));
-            hush(&bell);
+            assert!(rings(&socket));
+            hush(&socket);
         }
         assert!(has_link_by(&control, "a").is_err());
     }

@@ -610,7 +610,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::zombie_processes, reason = "collected by its pidfd")]
-    fn an_exit_status_is_told() {
+    fn an_exit_status_is_reported() {
         let child = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child)).unwrap();
         assert_eq!(wait(pidfd.as_fd()), Ok(Exit::Code(7)));
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_by_the_name_of_their_signal() {
+    fn ends_are_reported_by_the_name_of_their_signal() {
         let told = [Exit::Code(3), Exit::Signal(libc::SIGSEGV), Exit::Signal(libc::SIGSYS), Exit::Signal(40)];
         let words = ["exit status 3", "signal 11 (SIGSEGV)", "signal 31 (SIGSYS)", "signal 40"];
         assert_eq!(told.map(|exit| exit.to_string()), words);

@@ -977,7 +977,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_undone_is_told_and_kept() {
+    fn what_cannot_be_undone_is_reported_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (full, file) = (dir.path().join("full"), dir.path().join("file"));
         fs::create_dir(&full).unwrap();

@@ -172,7 +172,7 @@ fn slos_are_added_refused_shown_and_removed() {
 }
 
 #[test]
-fn bad_input_is_told_and_changes_nothing() {
+fn bad_input_is_reported_and_changes_nothing() {
     let plan = Plan::with(2);
     let nat = plan.slo("nat", "nat-zipf", 1.0);
     plan.ok(&["slo", "add", &plan.slo("web", "firewall", 1.0)]);

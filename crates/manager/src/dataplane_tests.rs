@@ -318,7 +318,7 @@ fn past_its_limit_nothing_more_is_taken_from_an_nf() {
 }
 
 #[test]
-fn who_goes_on_writing_a_dead_nfs_ring_does_not_keep_its_thread() {
+fn one_that_goes_on_writing_a_dead_nfs_ring_does_not_keep_its_thread() {
     let rig = Rig::with(1, 16, Overload::Wait, OnFailure::Drop, |config| config.manager.max_violations = u64::MAX);
     let layout = rig.handles[0].region.page.layout();
     let mapping = sluice_shm::memory::Mapping::new(rig.handles[0].region.memory.fd(), layout.bytes as usize, false).unwrap();
@@ -525,7 +525,7 @@ fn trace(plane: &DataPlane, chain: Option<u16>, rule: Option<usize>, count: i64)
 }
 
 /// The events of a trace until this many packets have ended.
-fn told(trace: &TraceRequest, ends: usize) -> Vec<TraceEvent> {
+fn reported(trace: &TraceRequest, ends: usize) -> Vec<TraceEvent> {
     let mut events: Vec<TraceEvent> = Vec::new();
     wait_for("the ends of traced packets", || {
         events.extend(std::iter::from_fn(|| trace.events.pop()));
@@ -563,7 +563,7 @@ fn a_trace_of_a_chain_without_services_ends_at_its_port() {
     let rig = Rig::new(0, 64, Overload::Wait, OnFailure::Drop);
     let trace = trace(&rig.plane, Some(0), None, 1);
     rig.put([udp(1, 1)]);
-    assert_eq!(told(&trace, 1).iter().map(|e| e.what).collect::<Vec<_>>(), [TraceWhat::ToPort(0)]);
+    assert_eq!(reported(&trace, 1).iter().map(|e| e.what).collect::<Vec<_>>(), [TraceWhat::ToPort(0)]);
 }
 
 #[test]
@@ -578,8 +578,8 @@ fn packets_that_no_rule_takes_are_traced_and_are_of_no_chain() {
         let packet = read(&mut nf);
         nf.tx.enqueue(&[packet]).unwrap();
         match (chain, rule) {
-            (None, None) => assert_eq!(refused(&told(&trace, 2)), [(None, "no_rule"); 2], "as many as are wanted"),
-            _ => assert!(refused(&told(&trace, 1)).is_empty(), "those of the chain, or of the rule, alone"),
+            (None, None) => assert_eq!(refused(&reported(&trace, 2)), [(None, "no_rule"); 2], "as many as are wanted"),
+            _ => assert!(refused(&reported(&trace, 1)).is_empty(), "those of the chain, or of the rule, alone"),
         }
     }
 }
@@ -595,12 +595,12 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     rig.put(packets(1));
     // Of a burst, the trace follows one admitted packet, and each refused one, up to the limit.
     let entry = (Some(0), DropReason::Entry.name());
-    let events = told(&request, 23);
+    let events = reported(&request, 23);
     assert_eq!((refused(&events), events[0].what), (vec![entry; 23], TraceWhat::ToNf(0)));
     wait_for("the drops", || rig.dropped(DropReason::Entry) == 24);
     let of_rule = trace(&rig.plane, None, Some(1), 100);
     rig.put(packets(1).chain(packets(2)));
-    let events = told(&of_rule, 40);
+    let events = reported(&of_rule, 40);
     assert_eq!(refused(&events), [entry; 40], "those of the rule alone");
     assert!(events.iter().all(|event| event.len == udp(1, 0).len() as u16));
     let mut nf = rig.nf(0);
@@ -621,12 +621,12 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     rig.publish();
     let policed = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(2));
-    assert_eq!(refused(&told(&policed, 7))[..7], [(Some(0), DropReason::Policed.name()); 7]);
+    assert_eq!(refused(&reported(&policed, 7))[..7], [(Some(0), DropReason::Policed.name()); 7]);
     rig.tables.services[0].clear();
     rig.publish();
     let down = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(1));
-    assert_eq!(refused(&told(&down, 8)), [(Some(0), Refusal::NfDown.name()); 8]);
+    assert_eq!(refused(&reported(&down, 8)), [(Some(0), Refusal::NfDown.name()); 8]);
 }
 
 #[test]
@@ -1434,7 +1434,7 @@ fn a_tenant_without_free_frames_starves_alone() {
     let held = || u64::from(rig.handles[0].in_flight.load(Ordering::Relaxed));
     wait_for("the drops", || of_red() > 0 && of_red() + held() == 800);
     assert!(held() <= 512);
-    let reasons = refused(&told(&trace, of_red() as usize));
+    let reasons = refused(&reported(&trace, of_red() as usize));
     let traced = |why: DropReason| reasons.iter().filter(|reason| **reason == (Some(0), why.name())).count() as u64;
     assert_eq!(
         [DropReason::NoFrame, DropReason::Entry].map(traced),

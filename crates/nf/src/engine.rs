@@ -118,7 +118,7 @@ impl Engine {
         pin(context.core);
         doorbell::look_for_more();
         if options.signals {
-            signals::install([shared.bell(), core.bell(welcome.slot)]);
+            signals::install([shared.doorbell(), core.doorbell(welcome.slot)]);
         }
         gate::prepare(&page, &socket, poll, options.signals);
         let clock = Clock::with_scale(welcome.clock_scale);

@@ -116,7 +116,7 @@ impl Place {
     fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Doorbells)) -> bool {
         let page = self.page;
         // Acquire: as for the doorbell on the core page.
-        let own = (page.bell(), page.bell().load(Ordering::Acquire));
+        let own = (page.doorbell(), page.doorbell().load(Ordering::Acquire));
         // Read after the value of its own doorbell, which the manager rings when this changes.
         let hears_neighbours = self.core.hands_over() && !self.is_alone();
         let hears_manager = !hears_neighbours || self.is_guarded() && doorbell::waits_for_more();
@@ -125,7 +125,7 @@ impl Place {
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
         let core = self.core;
         let handed_over = core.sleep_by(self.slot, in_turns, has_work, |_, seen| {
-            let shared = (core.bell(self.slot), seen);
+            let shared = (core.doorbell(self.slot), seen);
             wait(match (hears_neighbours, hears_manager) {
                 (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own) },
                 (false, _) => Doorbells { first: own, second: None },
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_first_ends_a_turn_before_its_budget_does() {
+    fn one_that_goes_first_ends_a_turn_before_its_budget_does() {
         let core = core_page(true);
         let sleeper = sleeper(core, false);
         core.set_level(RIVAL, 2);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_no_turns_is_never_over_budget_and_pays_nothing() {
+    fn one_that_takes_no_turns_is_never_over_budget_and_pays_nothing() {
         let (handing, kernel) = (core_page(true), core_page(false));
         for (core, poll) in [(handing, true), (kernel, false)] {
             let sleeper = sleeper(core, poll);
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_takes_no_turns_until_it_is_so_no_more() {
+    fn one_that_is_alone_takes_no_turns_until_it_is_so_no_more() {
         let core = core_page(true);
         let sleeper = sleeper(core, false);
         let place = sleeper.place.as_ref().unwrap();
@@ -473,12 +473,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_outside_the_hand_over_hears_the_manager_whoever_takes_the_wakes_of_the_page() {
+    fn a_sleeper_outside_the_hand_over_hears_the_manager_whatever_takes_the_wakes_of_the_page() {
         hears_the_manager(Control::Alone);
     }
 
     #[test]
-    fn a_guarded_sleeper_hears_the_manager_whoever_takes_the_wakes_of_the_page() {
+    fn a_guarded_sleeper_hears_the_manager_whatever_takes_the_wakes_of_the_page() {
         if !doorbell::look_for_more() {
             return crate::skip::skip("this kernel cannot wait on two futexes");
         }
@@ -496,7 +496,7 @@ mod tests {
             .map(|_| {
                 std::thread::spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        let bell = core.bell(ME);
+                        let bell = core.doorbell(ME);
                         doorbell::wait(bell, bell.load(Ordering::Relaxed), Some(Duration::from_millis(20)));
                     }
                 })
@@ -509,7 +509,7 @@ mod tests {
         while page.asleep().load(Ordering::Acquire) & asleep::HEARS == 0 {
             std::thread::yield_now();
         }
-        doorbell::ring(page.bell());
+        doorbell::ring(page.doorbell());
         sleeper.join().unwrap();
         stop.store(true, Ordering::Relaxed);
         thieves.into_iter().for_each(|thief| thief.join().unwrap());

@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_and_wrong_ones_told() {
+    fn words_are_read_and_wrong_ones_reported() {
         let found =
             TracedTraffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,accesses=7,l1=64x12,output=1")
                 .unwrap();

@@ -219,7 +219,7 @@ fn an_nf_that_goes_to_sleep_starts_the_next_one() {
 }
 
 #[test]
-fn told_to_yield_it_sleeps_with_packets_waiting() {
+fn when_it_is_to_yield_it_sleeps_with_packets_waiting() {
     let manager = Manager::new();
     let _process = manager.spawn(test_nf("callback"));
     let mut nf = manager.welcome(0, Mode::default());

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_known_and_is_no_silence_of_one_who_reads() {
+    fn what_waits_is_known_and_is_no_silence_of_a_reader() {
         let mut session = Session::new(PATIENCE, 0);
         session.receive(&hello(), 0).unwrap();
         said(&mut session);

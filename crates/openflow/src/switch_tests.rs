@@ -54,7 +54,7 @@ fn add(port: u32) -> FlowMod {
 }
 
 #[test]
-fn says_who_it_is_and_what_it_has() {
+fn says_what_it_is_and_what_it_has() {
     let mut switch = switch();
     let features = Features { datapath_id: 0x42, buffers: 8, tables: 1, capabilities: 7 };
     assert_eq!(asked(&mut switch, Message::FeaturesRequest), [Task::Send(5, Message::FeaturesReply(features))]);
@@ -151,7 +151,7 @@ fn a_slave_only_looks() {
 }
 
 #[test]
-fn news_go_to_those_who_want_them() {
+fn news_go_to_those_that_want_them() {
     let mut switch = switch();
     let sent = switch.set_ports(vec![a_port(1, false), a_port(101, true)]);
     let changes: Vec<_> = sent

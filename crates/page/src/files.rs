@@ -112,15 +112,12 @@ impl FileError {
 }
 
 /// Reads a file of the listener. One with a secret has to be for its owner alone, and that is root
-/// or this process's user.
+/// or this process's user. A link counts as what it leads to: certificates are renewed that way,
+/// and secrets of Kubernetes are mounted as links.
 pub(crate) fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Read { kind, path: path.to_owned(), source };
     // A pipe is not waited for.
-    let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    if kind == FileKind::Token {
-        // A link may be another user's. Certificates are renewed by links, so these may be one.
-        flags |= OFlags::NOFOLLOW;
-    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = File::from(opened.map_err(|error| failed(error.into()))?);
     let about = file.metadata().map_err(failed)?;
@@ -245,11 +242,14 @@ mod tests {
         assert!(error.starts_with("cannot read the key of the page from /nonexistent: "), "{error}");
         let large = file(&folder, &vec![b'x'; MOST as usize + 1], 0o600);
         assert!(read(&large, FileKind::Certificate).unwrap_err().to_string().contains("larger than 1 MiB"));
-        // A link is followed, but not to a token.
+        // A link counts as what it leads to.
         let (plain, link) = (file(&folder, b"text", 0o600), folder.path().join("link"));
         symlink(&plain, &link).unwrap();
-        assert_eq!(read(&link, FileKind::Key).unwrap(), b"text");
-        assert!(matches!(read(&link, FileKind::Token), Err(FileError::Read { .. })));
+        for kind in [FileKind::Key, FileKind::Token] {
+            assert_eq!(read(&link, kind).unwrap(), b"text");
+        }
+        std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(read(&link, FileKind::Token), Err(FileError::Open { .. })));
     }
 
     #[test]

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_share_equally_and_who_needs_none_has_none() {
+    fn equals_share_equally_and_one_without_need_has_none() {
         let nat = Uniform { base_ns: 100.0, references: 4.0, set_ways: 30.0 };
         let firewall = Uniform { base_ns: 100.0, references: 0.0, set_ways: 1.0 };
         let run = |behaviour| Running { behaviour, load_pps: 1e7 };

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_streak_is_answered_by_so_many_starts() {
+    fn a_streak_is_answered_by_a_number_of_starts() {
         let policy = Backoff { give_up_after: Some(3), ..Backoff::default() };
         assert_eq!(waits(policy, &[0, 0, 0, 0, 0]), [Some(0), Some(10), Some(20), None, None]);
         // A good run in between allows four more.

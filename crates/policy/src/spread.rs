@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_flows_of_who_leaves_move() {
+    fn only_the_flows_of_one_that_leaves_move() {
         let before: Vec<u64> = (10..18).collect();
         for gone in 0..before.len() {
             let mut after = before.clone();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_takes_one_nth() {
+    fn one_that_comes_takes_one_nth() {
         let before: Vec<u64> = (0..4).collect();
         let after: Vec<u64> = (0..5).collect();
         let mut moved = 0;

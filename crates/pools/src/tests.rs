@@ -278,7 +278,7 @@ fn a_new_connection_between_the_same_ends_has_members_of_its_own() {
 }
 
 #[test]
-fn who_dies_is_replaced_and_who_comes_back_is_idle() {
+fn one_that_dies_is_replaced_and_one_that_comes_back_is_idle() {
     let mut rig = Rig::new(drops());
     let before = rig.packet(0, 1, false, tcp::ACK).unwrap();
     let others: Vec<u16> = (0..8).filter(|nf| *nf != before[0]).collect();
@@ -425,7 +425,7 @@ fn each_thread_gives_its_own_members_and_lets_those_go() {
 }
 
 #[test]
-fn the_bell_rings_where_there_may_be_more_members_and_where_one_is_spent() {
+fn the_waker_is_called_where_there_may_be_more_members_and_where_one_is_spent() {
     let eight = model::Pool { max: 8, ..drops() };
     let mut rig = Rig::new(eight.clone());
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::SYN).unwrap()));

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn what_is_wrong_is_reported_with_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cut.pcap");
         std::fs::write(&file, [0xd4, 0xc3, 0xb2, 0xa1, 2, 0]).unwrap();

@@ -193,7 +193,7 @@ pub(crate) struct Watched<K> {
     queues: u32,
     link: Arc<Link>,
     /// Becomes readable when interfaces change.
-    bell: Option<OwnedFd>,
+    changes: Option<OwnedFd>,
     /// The socket for queries, while there are sockets in use.
     probe: Option<OwnedFd>,
     /// Device and inode of the sockets' namespace, if it has a name.
@@ -228,7 +228,7 @@ impl<K: Sockets> Watched<K> {
             sockets,
             queues,
             link: Arc::default(),
-            bell: None,
+            changes: None,
             probe: None,
             namespace: None,
             opened: 0,
@@ -242,25 +242,25 @@ impl<K: Sockets> Watched<K> {
 
     pub(crate) fn open(&mut self) -> Result<Vec<K::Socket>, Failed> {
         let namespace = self.interface.netns.as_ref().map(|name| Netns::open(&netns::path_of(name))).transpose();
-        let namespace = namespace.inspect_err(|_| self.bell = None).map_err(unentered)?;
+        let namespace = namespace.inspect_err(|_| self.changes = None).map_err(unentered)?;
         let id = namespace.as_ref().and_then(|ns| fstat(ns.fd()).ok()).map(|file| (file.st_dev, file.st_ino));
         if id != std::mem::replace(&mut self.namespace, id) {
             // It would keep the old namespace alive.
-            self.bell = None;
+            self.changes = None;
         }
-        let bell = self.bell.take();
+        let changes = self.changes.take();
         let (sockets, nth) = (&self.sockets, self.opened);
         let all = || {
             // First, so that no change from now on is missed.
-            let bell = bell.or_else(|| link::bell().ok());
-            Ok((bell, sockets.open(nth)))
+            let changes = changes.or_else(|| link::changes().ok());
+            Ok((changes, sockets.open(nth)))
         };
-        let (bell, opened) = match &namespace {
+        let (changes, opened) = match &namespace {
             None => all(),
             Some(ns) => ns.visit(all),
         }
         .map_err(unentered)?;
-        self.bell = bell;
+        self.changes = changes;
         let (sockets, probe) = opened?;
         self.opened = self.opened.wrapping_add(1);
         self.probe = Some(probe);
@@ -290,14 +290,14 @@ impl<K: Sockets> Watched<K> {
             let patience = if self.probe.is_none() && queues.out > 0 { SOON } else { EVERY };
             let patience = Timespec { tv_sec: 0, tv_nsec: patience.as_nanos() as _ };
             let mut fds = vec![PollFd::new(end, PollFlags::IN)];
-            fds.extend(self.bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
+            fds.extend(self.changes.iter().map(|changes| PollFd::new(changes, PollFlags::IN)));
             // An error only costs an extra check.
             let _ = poll(&mut fds, Some(&patience));
             if !fds[0].revents().is_empty() {
                 queues.former.try_iter().for_each(|socket| self.sockets.close(socket));
                 return;
             }
-            self.bell.iter().for_each(link::hush);
+            self.changes.iter().for_each(link::hush);
             self.step(&mut queues);
         }
     }

@@ -369,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_the_whole_cache_is_in_no_class() {
+    fn one_that_has_the_whole_cache_is_in_no_class() {
         let all = assignment(&[]).server.shape.llc_ways;
         assert_eq!(wanted(&assignment(&[("acme", &["nf"], &[&[0]], all - 1)])).len(), 1);
         assert_eq!(wanted(&assignment(&[("acme", &["nf"], &[&[0]], all)])), BTreeMap::new());
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_that_another_has_changed_are_told() {
+    fn classes_that_another_has_changed_are_reported() {
         let (mut classes, mood) = moody();
         classes.change(of(&[(SHARED, 4), ("a.0", 2)])).unwrap();
         assert_eq!(classes.lost(), Vec::<String>::new());

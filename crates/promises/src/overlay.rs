@@ -439,7 +439,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn parts_of_a_core_are_told_of_what_was_profiled() {
+    fn parts_of_a_core_are_those_that_were_profiled() {
         let base = config();
         let notes = |assignment: &Assignment| overlay(&base, assignment, &PLACES, &[]).unwrap().notes;
         let half = profiled(&[("acme", &["nat"], &[&[0], &[1]], 2)]);
@@ -450,7 +450,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_does_not_go_is_told() {
+    fn what_does_not_go_is_reported() {
         let base = config();
         let said = |assignment: &Assignment, config: &Config| overlay(config, assignment, &PLACES, &[]).unwrap_err().to_string();
         assert!(said(&assignment(&[("dns", &["nat"], &[&[0]], 2)]), &base).contains("no chain is named as the SLO \"dns\""));

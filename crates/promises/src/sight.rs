@@ -160,7 +160,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn who_is_not_counted_is_waited_for_and_not_for_ever() {
+    fn one_that_is_not_counted_is_waited_for_and_not_for_ever() {
         let seen = |counted: &[bool]| {
             let one = |(number, is_counted): (u32, &bool)| InstanceUse {
                 number,

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn who_breaks_its_promise_and_misses_has_a_class_until_its_neighbour_is_quiet() {
+    fn one_that_breaks_its_promise_and_misses_has_a_class_until_its_neighbour_is_quiet() {
         let (mut steering, on) = (Steering::default(), three(&[&[2]], 1));
         // Eleven ways less DDIO's two and those of "acme".
         assert_eq!(steering.lay_out(&on, ROOM), of(&[("acme.0", 2), ("shared", 7)]));
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_is_refused_is_nobodys_and_is_told_when_it_is_there() {
+    fn a_class_that_is_refused_is_nobodys_and_is_reported_when_it_is_there() {
         let (mut steering, on) = (Steering::default(), three(&[&[2]], 1));
         let before = steering.lay_out(&on, ROOM);
         let noisy = [seen("dns", 1, 10.0, 1e6), seen("web", 1, 300.0, 1e5)];

@@ -225,7 +225,7 @@ impl ChooseChain for PacketIns {
 
     /// Retries failed questions and releases expired packets, in the order of arrival.
     #[cold]
-    fn tend(&mut self, plane: &mut Plane) {
+    fn poll(&mut self, plane: &mut Plane) {
         let advice = self.advice.clone();
         let mut at = 0;
         while at < self.waiting.len() {
@@ -332,7 +332,7 @@ impl PacketIns {
     pub(super) fn follow(&mut self, plane: &mut Plane, advice: Arc<Advice>) {
         // The agent frees the old one: here that would take packet time.
         self.advice = advice;
-        self.tend(plane);
+        self.poll(plane);
     }
 
     /// Sends a held packet on by an answer; None: by the advice, without asking.

@@ -370,7 +370,7 @@ impl CorePage {
 
     /// The doorbell that a slot's NF sleeps on.
     #[inline(always)]
-    pub fn bell(&self, slot: u32) -> &AtomicU32 {
+    pub fn doorbell(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, BELL)
     }
 
@@ -567,7 +567,7 @@ impl CorePage {
             return false;
         }
         self.running().store(slot + 1, Ordering::Relaxed);
-        doorbell::ring(self.bell(slot));
+        doorbell::ring(self.doorbell(slot));
         true
     }
 
@@ -602,7 +602,7 @@ impl CorePage {
         mut has_work: impl FnMut() -> bool,
         wait: impl FnOnce(&AtomicU32, u32),
     ) -> bool {
-        let seen = self.bell(me).load(Ordering::Acquire);
+        let seen = self.doorbell(me).load(Ordering::Acquire);
         self.clear_pending(me);
         self.asleep(me).store(1, Ordering::Relaxed);
         // SeqCst: "asleep" is visible before we look for work, and before we read `running`.
@@ -622,7 +622,7 @@ impl CorePage {
             false
         };
         // The page is not asked whether we still sleep: every waker changes the doorbell.
-        wait(self.bell(me), seen);
+        wait(self.doorbell(me), seen);
         // The waker set `running`. After a timeout another NF may have the core: the hint stays.
         self.asleep(me).store(0, Ordering::Relaxed);
         handed_over
@@ -644,7 +644,7 @@ impl CorePage {
                     // If it is awake it has the core next, and hands over itself.
                     let woken = self.asleep(next).swap(0, Ordering::AcqRel) != 0;
                     if woken {
-                        doorbell::ring(self.bell(next));
+                        doorbell::ring(self.doorbell(next));
                     }
                     return woken;
                 }
@@ -793,7 +793,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_debt_waits_until_others_had_their_part() {
+    fn one_that_is_in_debt_waits_until_others_had_their_part() {
         let page = page(3);
         for slot in 0..3 {
             page.share(slot).store(WHOLE / 3, Ordering::Relaxed);
@@ -860,7 +860,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_too_long_goes_first() {
+    fn one_that_waits_too_long_goes_first() {
         let page = page(2);
         page.depth(0).store(1, Ordering::Relaxed);
         post(&page, 0, 1);
@@ -933,7 +933,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_the_next_one_awake_leaves_the_core_to_it_and_not_to_who_sleeps() {
+    fn an_nf_that_finds_the_next_one_awake_leaves_the_core_to_it_and_not_to_a_sleeper() {
         let page = page(2);
         post(&page, 1, 5);
         page.running().store(1, Ordering::Relaxed);
@@ -948,7 +948,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_have_the_core_gives_it_to_nobody() {
+    fn one_that_does_not_have_the_core_gives_it_to_nobody() {
         let page = page(3);
         post(&page, 1, 5);
         page.running().store(3, Ordering::Relaxed);
@@ -967,7 +967,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_starts_the_next_one_and_is_not_waited_for() {
+    fn one_that_leaves_starts_the_next_one_and_is_not_waited_for() {
         let page = page(3);
         post(&page, 0, 5);
         post(&page, 2, 5);

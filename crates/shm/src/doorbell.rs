@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_bell_ends_a_sleep() {
+    fn either_doorbell_ends_a_sleep() {
         look_for_more();
         let bells: &'static [AtomicU32; 2] = Box::leak(Box::default());
         for rung in [0, 1] {

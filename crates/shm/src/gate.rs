@@ -135,7 +135,7 @@ mod tests {
     use crate::memory::SharedMemory;
 
     #[test]
-    fn who_comes_to_a_closed_gate_passes_when_it_opens() {
+    fn one_that_comes_to_a_closed_gate_passes_when_it_opens() {
         let memory = SharedMemory::create("gate", 4096, false).unwrap();
         let gate = Gate::in_mapping(memory.mapping(), 64).unwrap();
         assert!(Gate::in_mapping(memory.mapping(), 4096).is_none() && Gate::in_mapping(memory.mapping(), 2).is_none());

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_wrap_in_shared_memory_go_on_for_who_follows_them() {
+    fn counts_that_wrap_in_shared_memory_go_on_for_their_reader() {
         let mapping = crate::memory::SharedMemory::create("histogram", 4096, false).unwrap().mapping().clone();
         let shared = SharedHistogram::in_mapping(&mapping, 0).unwrap();
         let mut followed = Followed::default();

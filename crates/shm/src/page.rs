@@ -229,7 +229,7 @@ impl Page {
 
     /// The NF's own doorbell, besides that on the core page: no other NF can ring it or wait on it.
     #[inline(always)]
-    pub fn bell(&self) -> &AtomicU32 {
+    pub fn doorbell(&self) -> &AtomicU32 {
         self.mapping.atomic_u32(BELL).expect("the page is mapped")
     }
 

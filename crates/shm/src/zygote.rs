@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zygote_is_told_its_surroundings_or_why_not() {
+    fn a_zygote_gets_its_surroundings_or_the_reason_why_not() {
         let surroundings = Surroundings { name: "ids.zygote".into(), ..Surroundings::default() };
         for (answer, expected) in [
             (surroundings.encode(), Ok(surroundings)),

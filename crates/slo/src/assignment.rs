@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn what_cannot_be_is_reported() {
         let said = |change: fn(&mut Assignment)| {
             let mut assignment = assignment();
             change(&mut assignment);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_more_has_a_right_to_what_was_promised() {
+    fn one_that_sends_more_has_a_right_to_what_was_promised() {
         let mut watch = Watch::default();
         let broken = |found: &[Evaluation]| found[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
         let starved = TenantWindow { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };

@@ -124,7 +124,7 @@ mod tests {
         /// One NF alone is the plain model; two are one model of both their lines, and each alone
         /// is a plain model too.
         #[test]
-        fn misses_are_those_of_one_model_told_apart(
+        fn misses_are_those_of_one_model_by_part(
             accesses in proptest::collection::vec((0usize..2, 0u64..150), 1..600), sets in 1u32..12, ways in 1u32..9,
         ) {
             let l2 = Geometry { sets: 2, ways: 2 };

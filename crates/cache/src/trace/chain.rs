@@ -365,7 +365,7 @@ mod tests {
     const PACKET: u64 = 0x0102_0304_0506_0708;
 
     #[test]
-    fn packets_are_handed_on_and_misses_told_apart() {
+    fn packets_are_handed_on_and_misses_counted_by_part() {
         // A line before the mark, the same and another one after it; one packet goes on each time.
         let first = says(&[(0, &[load(64), ON | 1, 8, PACKET, 1, load(64), load(128), ON | 1, 5, PACKET, 3])]);
         // Eight bytes for the length; two bursts of one packet, and two marks.
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_no_traced_nf_is_told() {
+    fn a_program_that_is_no_traced_nf_is_reported() {
         let traffic =
             TracedTraffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let good = says(&[(0, &[1, ON | 1, 8, PACKET, 1])]);

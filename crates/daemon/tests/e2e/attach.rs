@@ -94,7 +94,7 @@ fn come_as(program: &str, arguments: &[&str], daemon: &Daemon, name: &str) -> Ch
 }
 
 #[test]
-fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
+fn one_that_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
     let mut daemon = Daemon::start("", &attaching(""));
     let hostile = Guest(come_as(&hostile_nf(), &["hostile-nf", "random"], &daemon, "guest"));
     let stats = daemon.wait("it is stopped", |s| find_nf(s, "guest.0").stops == 1 && find_nf(s, "guest.0").pid.is_none());

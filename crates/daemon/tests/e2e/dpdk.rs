@@ -75,7 +75,7 @@ fn a_device_that_does_not_open_again_leaves_the_old_one_in_place() {
 }
 
 #[test]
-fn a_device_of_which_no_rule_speaks_does_not_stay_in_the_memory_of_who_was_alone() {
+fn a_device_of_which_no_rule_speaks_does_not_stay_in_the_memory_of_the_first_tenant() {
     let config = |out: &str, more: &str| {
         device("in", "net_null0,size=60", "overload = \"wait\"")
             + &device("out", "net_null1", out)

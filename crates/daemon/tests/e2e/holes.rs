@@ -121,7 +121,7 @@ fn holes_that_the_host_can_fill_stop_nobody() {
 }
 
 #[test]
-fn a_hole_that_the_host_cannot_fill_ends_those_who_could_have_made_it_and_not_the_daemon() {
+fn a_hole_that_the_host_cannot_fill_ends_the_nfs_that_could_have_made_it_and_not_the_daemon() {
     let root = rustix::process::geteuid().is_root();
     let Some(_more) = More::reserve().filter(|_| root) else {
         // The host of CI need not have them.

@@ -189,7 +189,7 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
 }
 
 #[test]
-fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
+fn a_migration_is_taken_in_steps_and_what_stays_keeps_running() {
     const PACKETS: u64 = 60_000;
     let folder = crate::support::open_folder();
     let root = folder.path().to_path_buf();
@@ -691,7 +691,7 @@ fn ways_of(kernel: &StandIn, group: &str) -> u32 {
 }
 
 #[test]
-fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
+fn one_that_stays_keeps_its_ways_until_new_instances_are_ready() {
     let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let folder = crate::support::open_folder();
     let (script, flag) = (folder.path().join("nf"), folder.path().join("go"));
@@ -756,7 +756,7 @@ fn tenants(names: &[&str], keys: &str) -> String {
 }
 
 #[test]
-fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() {
+fn one_that_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() {
     let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let mut daemon = Daemon::start("", &tenants(&["acme", "rogue", "firm"], &format!("resctrl = {:?}", kernel.path())));
     let promised = |acme: f64| {
@@ -888,7 +888,7 @@ fn ways_that_others_have_are_not_leased() {
 }
 
 #[test]
-fn a_placement_that_is_not_taken_leaves_classes_to_those_who_had_them() {
+fn a_placement_that_is_not_taken_leaves_classes_to_those_that_had_them() {
     let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let folder = crate::support::open_folder();
     let (script, flag) = flagged(folder.path());

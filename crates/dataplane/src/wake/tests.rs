@@ -99,7 +99,7 @@ fn what_waits_too_long_is_worked_off_and_halves_the_threshold() {
 }
 
 #[test]
-fn who_runs_is_not_held_back_and_what_was_taken_is_not_late() {
+fn one_that_runs_is_not_held_back_and_what_was_taken_is_not_late() {
     let mut rig = Rig::new();
     assert!(rig.post(3, false, 0) && rig.wakes());
     assert!(rig.post(1, false, 0), "it is awake");

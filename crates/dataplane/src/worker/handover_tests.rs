@@ -180,7 +180,7 @@ impl Nf {
 }
 
 #[test]
-fn a_free_core_is_given_to_who_has_packets_and_to_nobody_else() {
+fn a_free_core_is_given_to_one_with_packets_and_to_no_other() {
     let mut rig = Rig::new(3);
     rig.post(1, 5);
     rig.pass(0);
@@ -197,7 +197,7 @@ fn a_free_core_is_given_to_who_has_packets_and_to_nobody_else() {
 }
 
 #[test]
-fn who_is_woken_and_does_not_move_is_woken_ever_more_rarely() {
+fn one_that_is_woken_and_does_not_move_is_woken_ever_more_rarely() {
     let mut rig = Rig::new(1);
     rig.post(0, 5);
     let mut counts = Vec::new();
@@ -230,7 +230,7 @@ fn block(rig: &mut Rig, nf: usize) {
 }
 
 #[test]
-fn nobody_waits_for_who_has_the_core_and_does_not_move() {
+fn none_waits_for_one_that_has_the_core_and_does_not_move() {
     let mut rig = Rig::new(3);
     block(&mut rig, 0);
     rig.post(1, 5);
@@ -272,7 +272,7 @@ fn nobody_is_blamed_while_nobody_has_the_core() {
 }
 
 #[test]
-fn who_is_rescued_again_and_again_waits_for_its_own_bell_for_a_while() {
+fn one_that_is_rescued_again_and_again_waits_for_its_own_doorbell_for_a_while() {
     let mut rig = Rig::new(2);
     let guarded = |rig: &Rig| rig.nfs[1].handle.region.page.control(Control::Guarded).load(Ordering::Relaxed) != 0;
     for rescues in 1..3 {
@@ -310,7 +310,7 @@ fn one_that_cannot_wait_for_two_doorbells_takes_no_turns_while_its_wakes_are_tak
             // Too far apart to count as held slices.
             rig.pass(2 * STRIKE_NS);
         }
-        let bell = |rig: &Rig| rig.nfs[1].handle.region.page.bell().load(Ordering::Relaxed);
+        let bell = |rig: &Rig| rig.nfs[1].handle.region.page.doorbell().load(Ordering::Relaxed);
         let rung = bell(&rig);
         rig.nfs[1].sleep();
         rig.pass(2_000 * MS);
@@ -320,7 +320,7 @@ fn one_that_cannot_wait_for_two_doorbells_takes_no_turns_while_its_wakes_are_tak
 }
 
 #[test]
-fn who_blocks_again_and_again_takes_no_turns_for_a_while() {
+fn one_that_blocks_again_and_again_takes_no_turns_for_a_while() {
     let mut rig = Rig::new(2);
     for _ in 0..5 {
         block(&mut rig, 0);
@@ -345,7 +345,7 @@ fn who_blocks_again_and_again_takes_no_turns_for_a_while() {
 }
 
 #[test]
-fn whatever_stands_on_the_page_who_has_packets_is_woken_within_two_milliseconds() {
+fn whatever_stands_on_the_page_one_with_packets_is_woken_within_two_milliseconds() {
     let mut state = 0x5eed_5eed_5eed_5eedu64;
     let mut noise = move || {
         state ^= state << 13;
@@ -361,7 +361,7 @@ fn whatever_stands_on_the_page_who_has_packets_is_woken_within_two_milliseconds(
             for word in [rig.page().posted(slot), rig.page().depth(slot), rig.page().hold(slot), rig.page().share(slot)] {
                 word.store(noise(), Ordering::Relaxed);
             }
-            for word in [rig.page().taken(slot), rig.page().suspended(slot), rig.page().asleep(slot), rig.page().bell(slot)] {
+            for word in [rig.page().taken(slot), rig.page().suspended(slot), rig.page().asleep(slot), rig.page().doorbell(slot)] {
                 word.store(noise(), Ordering::Relaxed);
             }
             rig.page().pay(slot, u64::from(noise()));
@@ -395,7 +395,7 @@ fn whatever_stands_on_the_page_who_has_packets_is_woken_within_two_milliseconds(
 }
 
 #[test]
-fn who_is_said_to_wait_for_its_disk_is_woken_and_who_says_so_itself_is_not() {
+fn one_that_others_call_waiting_for_its_disk_is_woken_and_one_that_says_so_itself_is_not() {
     let mut rig = Rig::new(2);
     rig.post(0, 5);
     rig.page().running().store(2, Ordering::Relaxed);
@@ -412,7 +412,7 @@ fn who_is_said_to_wait_for_its_disk_is_woken_and_who_says_so_itself_is_not() {
 }
 
 #[test]
-fn a_core_is_not_kept_for_who_has_died_left_or_never_was() {
+fn a_core_is_not_kept_for_one_that_died_left_or_never_was() {
     let mut rig = Rig::new(3);
     for running in [3, 9, 64, u32::MAX] {
         rig.page().running().store(running, Ordering::Relaxed);
@@ -608,14 +608,14 @@ fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
     // Its own threads wait for its doorbell.
     let waiting: &'static [AtomicU32; CROWD] = Box::leak(Box::new([const { AtomicU32::new(0) }; CROWD]));
     let page = rig.page().clone();
-    let seen = page.bell(0).load(Ordering::Relaxed);
+    let seen = page.doorbell(0).load(Ordering::Relaxed);
     let threads: Vec<_> = waiting
         .iter()
         .map(|mine| {
             let page = page.clone();
             std::thread::spawn(move || {
                 mine.store(rustix::thread::gettid().as_raw_pid() as u32, Ordering::Relaxed);
-                doorbell::wait(page.bell(0), seen, None);
+                doorbell::wait(page.doorbell(0), seen, None);
             })
         })
         .collect();
@@ -627,7 +627,7 @@ fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
         std::thread::yield_now();
     }
     (0..10).for_each(|_| rescue(&mut rig));
-    let left = doorbell::ring_for(page.bell(0), u32::MAX >> 1);
+    let left = doorbell::ring_for(page.doorbell(0), u32::MAX >> 1);
     assert!(left >= CROWD - 10, "{left} of {CROWD} still slept");
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

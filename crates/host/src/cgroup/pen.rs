@@ -760,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_cgroups_is_done_without_and_told() {
+    fn a_host_without_cgroups_is_reported_and_does_without() {
         let root = root(&[]);
         let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
         assert_eq!(pens.lacks().len(), 3);

@@ -197,7 +197,7 @@ fn a_panic_leaves_nothing() {
 }
 
 #[test]
-fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
+fn a_host_that_does_not_pass_cpu_on_is_reported_and_put_back() {
     let model = CgroupModel::new(Version::V2, "/");
     let hierarchy = find(&model).unwrap();
     let file = model.folder(SUBTREE);
@@ -240,7 +240,7 @@ fn version_2_uses_the_nearest_folder_that_may_have_children() {
 }
 
 #[test]
-fn a_manager_shut_in_its_own_folder_is_told_what_to_do() {
+fn a_manager_shut_in_its_own_folder_is_reported_with_what_to_do() {
     let model = CgroupModel::new(Version::V2, "/shut.service");
     // The mount shows only the manager's own folder, as in a container without a cgroup namespace;
     // it has cpu and processes.

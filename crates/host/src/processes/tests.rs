@@ -124,7 +124,7 @@ fn guard() -> (Arc<Guard>, OwnedFd) {
 }
 
 /// The next message to the guard.
-fn told(socket: &OwnedFd) -> Message {
+fn reported(socket: &OwnedFd) -> Message {
     serde_json::from_slice(&handshake::receive(socket.as_fd()).unwrap().0).unwrap()
 }
 
@@ -154,7 +154,7 @@ fn both_freezers_write_what_the_kernel_reads_and_move_processes_back() {
         let (guard, socket) = guard();
         let mut controller = fake.controller(&guard).unwrap();
         let folder = fake.home().join("sluice-1-core1");
-        assert_eq!(undo(told(&socket)), Undo::Remove { folder: folder.clone() });
+        assert_eq!(undo(reported(&socket)), Undo::Remove { folder: folder.clone() });
         let proc = fake.show(sleeper.pid(), "/home");
         let target = Target::of_pid(&proc, "nf", sleeper.pid()).unwrap();
         let slot = controller.add(&target).unwrap();
@@ -162,7 +162,7 @@ fn both_freezers_write_what_the_kernel_reads_and_move_processes_back() {
         let text = go.to_string();
         let want =
             Undo::Thaw { folder: folder.join("nf"), file: file.into(), text, made: true, home: fake.home(), elsewhere: vec![] };
-        assert_eq!(undo(told(&socket)), want);
+        assert_eq!(undo(reported(&socket)), want);
         controller.run(slot).unwrap();
         // A shorter text overwrites a longer one; only a fake shows the rest.
         assert!(fake.read(file).starts_with(go));
@@ -179,11 +179,11 @@ fn both_freezers_write_what_the_kernel_reads_and_move_processes_back() {
         controller.remove(slot).unwrap();
         assert!(!folder.join("nf").exists());
         assert_eq!(fs::read_to_string(fake.home().join("cgroup.procs")).unwrap(), sleeper.pid().to_string());
-        assert_eq!(told(&socket), Message::Forget(1));
+        assert_eq!(reported(&socket), Message::Forget(1));
         assert_eq!(controller.run(slot), Err(Failed::NoSuchSlot(slot)));
         assert_eq!(controller.teardown(), []);
         assert!(!folder.exists());
-        assert_eq!(told(&socket), Message::Forget(0));
+        assert_eq!(reported(&socket), Message::Forget(0));
     }
 }
 
@@ -240,8 +240,8 @@ fn a_process_that_cannot_be_moved_stays_as_it_was() {
     sleeper.kill();
     assert!(matches!(controller.add(&target), Err(Refused::NoProcess { .. })));
     assert!(!fake.home().join("sluice-1-core1/nf").exists());
-    assert!(matches!(told(&socket), Message::Note(0, _)));
-    assert!(matches!((told(&socket), told(&socket)), (Message::Note(1, _), Message::Forget(1))));
+    assert!(matches!(reported(&socket), Message::Note(0, _)));
+    assert!(matches!((reported(&socket), reported(&socket)), (Message::Note(1, _), Message::Forget(1))));
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_dead_guard_refuses_before_anything_is_changed() {
 }
 
 #[test]
-fn a_stopped_process_is_continued_by_what_the_guard_was_told() {
+fn a_stopped_process_is_continued_by_the_guards_orders() {
     let sleeper = Sleeper::start();
     let (guard, socket) = guard();
     let settings = Settings::new("unused");
@@ -277,7 +277,7 @@ fn a_stopped_process_is_continued_by_what_the_guard_was_told() {
     };
     wait_for('T');
     // As the guard would.
-    let told = undo(told(&socket));
+    let told = undo(reported(&socket));
     for _ in 0..2 {
         told.perform(&settings.host(), None).unwrap();
         wait_for('S');
@@ -287,7 +287,7 @@ fn a_stopped_process_is_continued_by_what_the_guard_was_told() {
 }
 
 #[test]
-fn a_gate_is_opened_by_what_the_guard_was_told() {
+fn a_gate_is_opened_by_the_guards_orders() {
     let (sleeper, region) = (Sleeper::start(), Region::create(RegionLayout::new(1, 8).unwrap()).unwrap());
     let (guard, socket) = guard();
     let settings = Settings::new("unused");
@@ -347,7 +347,7 @@ fn the_rules_for_real_time_classes_are_read_where_the_root_says() {
 }
 
 #[test]
-fn what_is_told_of_many_threads_is_cut_into_messages() {
+fn what_is_reported_of_many_threads_is_cut_into_messages() {
     use super::attr::Attr;
     use crate::process::Identity;
     let (guard, socket) = guard();
@@ -358,7 +358,7 @@ fn what_is_told_of_many_threads_is_cut_into_messages() {
     let note = guard.note(&[all], None).unwrap();
     let mut seen = Vec::new();
     while seen.len() < 1000 {
-        match undo(told(&socket)) {
+        match undo(reported(&socket)) {
             Undo::Classes { threads, others, .. } => {
                 // Only the first may name the newcomers' class: it also sets the others' threads.
                 assert_eq!(others.is_some(), seen.is_empty());
@@ -369,5 +369,5 @@ fn what_is_told_of_many_threads_is_cut_into_messages() {
     }
     assert_eq!(seen, (7..1007).collect::<Vec<_>>());
     guard.forget(&note);
-    assert_eq!(told(&socket), Message::Forget(0));
+    assert_eq!(reported(&socket), Message::Forget(0));
 }

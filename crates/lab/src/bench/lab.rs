@@ -442,7 +442,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_case_that_fails_is_told_and_not_tried_again() {
+    fn a_case_that_fails_is_reported_and_not_tried_again() {
         let tries = Rc::new(Cell::new(0));
         let counted = tries.clone();
         let mut plan = Trials::new("test", nothing, Vec::new());
@@ -463,7 +463,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_reason_is_told_once() {
+    fn a_reason_is_reported_once() {
         let of = |name: &str, why: &str| LeftOut {
             name: name.into(),
             params: Params::from([("nfs".into(), json!(1))]),

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variant_is_told_apart() {
+    fn every_variant_has_a_name_of_its_own() {
         let plan = plan().unwrap();
         let mut all: Vec<String> = plan.cases.iter().map(|case| format!("{} {:?}", case.name, case.params)).collect();
         all.sort();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn waste_is_told_only_where_it_can_be() {
+    fn waste_is_reported_only_where_it_can_be() {
         let line = setup(&[&["a", "b", "d"]]);
         assert_eq!((only_next(&line, "a"), only_next(&line, "b"), only_next(&line, "d")), (Some("b"), Some("d"), None));
         let fork = setup(&[&["a", "b", "d"], &["a", "c", "d"]]);

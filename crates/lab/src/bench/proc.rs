@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_between_is_told() {
+    fn what_came_between_is_reported() {
         let proc = tempfile::tempdir().unwrap();
         write(proc.path(), 7, "1000 50 3\n", (10, 2));
         let nfs = [nf("a.0", Some(7)), nf("b.0", None), nf("c.0", Some(9))];

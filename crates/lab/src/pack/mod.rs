@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_moved_stays_and_the_managers_core_is_left_out() {
+    fn one_that_cannot_be_moved_stays_and_the_managers_core_is_left_out() {
         let mut stats = stats(vec![nf("a.0", 2, 1e6, 100.0), nf("b.0", 0, 1e6, 100.0)]);
         stats.services[0].moves = false;
         let plan = plan(&stats, &request()).unwrap();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_on_a_core_that_is_not_for_others_is_no_reason_against_a_plan() {
+    fn one_that_stays_on_a_core_that_is_not_for_others_is_no_reason_against_a_plan() {
         // A polling program, always busy, on a core of the list, and one of unknown cost on the
         // manager's.
         let mut all = vec![nf("a.0", 1, 1e6, 990.0), nf("b.0", 0, 1e6, 0.0), nf("c.0", 2, 1e6, 300.0), nf("d.0", 3, 1e6, 200.0)];

@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(not(feature = "optimiser"), ignore = "needs --features optimiser")]
-    fn a_server_is_saved_and_the_steps_are_told() {
+    fn a_server_is_saved_and_the_steps_are_reported() {
         let (_dir, folder) = spread();
         let before = std::fs::read(folder.placement()).unwrap();
         let shown = text(&folder, &args(false)).unwrap();

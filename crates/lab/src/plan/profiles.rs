@@ -257,7 +257,7 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
     }
 
     #[test]
-    fn a_broken_profile_matters_to_who_needs_it() {
+    fn a_broken_profile_matters_where_it_is_needed() {
         let (_dir, folder) = plan(1);
         let asked = WrittenSlo::parse(TOML).unwrap();
         let at = |name: &str| folder.path().join("profiles").join(name);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_the_promise_is_told_and_by_how_much() {
+    fn what_is_above_the_promise_is_reported_and_by_how_much() {
         let again = Again { now_pps: 1e6, promised_pps: 1e6, latency: vec![at(10.0, 10.0), at(12.0, 10.0), at(19.0, 20.0)] };
         assert_eq!(again.loads_above(), (1, 0));
         assert!((again.above().unwrap() - (12.0 / 11.0 - 1.0)).abs() < 1e-12);

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_odd_is_told_below_a_curve() {
+    fn what_is_odd_is_reported_below_a_curve() {
         let curve = Curve { measured: 1, spread: 0.012, margin: 0.05, notes: vec!["noisy".into()], ..Curve::default() };
         let confidence = Confidence { samples: 40, within: 30, points: 1, unsure: 0 };
         let with = summary(&Curve { confidence, ..curve.clone() });

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_traced_program_is_told_with_its_command() {
+    fn a_missing_traced_program_is_reported_with_its_command() {
         let error = traced(Path::new("/nowhere/sluice-nf-x")).unwrap_err().to_string();
         assert!(error.contains("run `scripts/trace-nf x`"), "{error}");
     }

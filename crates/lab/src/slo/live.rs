@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn who_breaks_what_is_said() {
+    fn a_broken_promise_is_named() {
         let cause = Cause { tenant: "rogue".into(), by: By::Rate, measured: 1e6, allowed: 1e5, times: 10.0 };
         let violation = Violation { what: What::Latency, measured: 900.0, promised: 200.0, since_s: 3.0, cause: Some(cause) };
         let excess = Some(Excess { offered_pps: 1e6, promised_pps: 1e5, since_s: 4.0 });

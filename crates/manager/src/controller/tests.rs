@@ -125,7 +125,7 @@ fn a_share_goes_by_load_and_priority_to_the_page_and_the_kernel() {
 }
 
 #[test]
-fn who_polls_has_a_share_as_long_as_it_has_turns() {
+fn one_that_polls_has_a_share_as_long_as_it_has_turns() {
     let rig = Rig::new();
     let (polls, sleeps) = (rig.add(0, Fake { poll: true, ..Fake::default() }), rig.add(1, Fake::default()));
     [&polls, &sleeps].into_iter().for_each(|nf| load(nf, 1.0));
@@ -137,7 +137,7 @@ fn who_polls_has_a_share_as_long_as_it_has_turns() {
 }
 
 #[test]
-fn who_has_no_load_keeps_the_least_share() {
+fn one_that_has_no_load_keeps_the_least_share() {
     let mut rig = Rig::new();
     rig.sched.min_share_percent = 25;
     let (idle, busy) = (rig.add(0, Fake::default()), rig.add(1, Fake::default()));
@@ -257,7 +257,7 @@ fn where_the_kernel_refuses_only_that_weight_is_given_up() {
 }
 
 #[test]
-fn what_was_decided_is_summed_up_and_told_once() {
+fn what_was_decided_is_summed_up_and_reported_once() {
     let rig = Rig::new();
     let (a, b) = (rig.add(0, Fake::default()), rig.add(1, Fake::default()));
     let mut told = 0;
@@ -292,7 +292,7 @@ fn what_was_decided_is_summed_up_and_told_once() {
 }
 
 #[test]
-fn the_thread_decides_by_itself_and_writes_nothing_for_who_was_removed() {
+fn the_thread_decides_by_itself_and_writes_nothing_for_one_that_was_removed() {
     let wait_for = |what: &str, is: &dyn Fn() -> bool| {
         let until = Instant::now() + PATIENCE;
         while !is() {
@@ -317,7 +317,7 @@ fn the_thread_decides_by_itself_and_writes_nothing_for_who_was_removed() {
 }
 
 #[test]
-fn without_weights_nothing_is_decided_and_throttles_are_told() {
+fn without_weights_nothing_is_decided_and_throttles_are_reported() {
     let sched = Sched { weights: false, weight_every_ms: 1, ..Sched::default() };
     let mut controller = Controller::start(&sched).unwrap();
     let page = core_page(1);

@@ -32,14 +32,14 @@ impl Supervisor {
         if count != self.host.holes.seen {
             self.host.holes.seen = count;
             self.host.holes.is_broken = true;
-            self.end_those_who_dig();
+            self.end_those_that_dig();
         }
         if self.host.holes.is_broken {
             self.mend();
         }
     }
 
-    fn end_those_who_dig(&self) {
+    fn end_those_that_dig(&self) {
         let mut named = Vec::new();
         for nf in self.nfs.values() {
             let Some(handle) = &nf.handle else { continue };

@@ -114,7 +114,7 @@ fn vlan_tags_are_stepped_over() {
 }
 
 #[test]
-fn fragments_are_told_and_have_no_ports() {
+fn fragments_are_reported_and_have_no_ports() {
     let mut packet = udp4();
     packet[20..22].copy_from_slice(&0x2000u16.to_be_bytes());
     let first = parse(&packet).unwrap();

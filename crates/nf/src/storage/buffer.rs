@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_write_goes_on_and_tells_who_failed() {
+    fn a_short_write_goes_on_and_names_the_packet_that_failed() {
         let (mut buffer, file) = (Buffer::new(4096, 8), numbered());
         for at in [0, 10, 20] {
             buffer.write(&file, at, &[b"0123456789"], 10, callback()).ok().unwrap();

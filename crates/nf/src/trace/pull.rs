@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_do_is_told() {
+    fn what_it_cannot_do_is_reported() {
         for (traffic, words) in [("output=1", "neither in a chain"), ("input=1", "neither in a chain"), ("flows=0", "SLUICE_TRACE")]
         {
             let error = Nf::traced(TracedTraffic::parse(traffic)).err().unwrap().to_string();

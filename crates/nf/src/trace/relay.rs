@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_batch_is_told() {
+    fn what_is_no_batch_is_reported() {
         let bytes = batch(&[Part::Burst(vec![&[1; 60]])]);
         for cut in [3, 8, 20, bytes.len() - 1] {
             assert!(read(&mut &bytes[..cut]).is_err(), "{cut}");

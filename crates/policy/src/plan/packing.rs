@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fits_where_he_is_stays() {
+    fn one_that_fits_where_it_is_stays() {
         let items = [at(0.3, 2), at(0.3, 2), at(0.25, 2)];
         let packing = pack(&items, cores(4)).unwrap();
         assert_eq!((packing.at, packing.moves), (vec![2, 2, 2], 0));
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_pinned_stays() {
+    fn one_that_is_pinned_stays() {
         let pinned = |load, core| Item { pinned: true, ..at(load, core) };
         let items = [pinned(0.2, 3), at(0.2, 0), at(0.6, 0), pinned(0.3, 1)];
         let packing = pack(&items, cores(4)).unwrap();

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_preferred_is_taken_if_it_is_idle() {
+    fn one_that_is_preferred_is_taken_if_it_is_idle() {
         let mut pool = Pool::new(4);
         (0..4).for_each(|slot| assert!(pool.join(slot)));
         assert_eq!(pool.take(Some(2), 0), Some(2));

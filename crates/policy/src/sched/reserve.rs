@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn who_floods_gets_what_the_others_leave() {
+    fn one_that_floods_gets_what_the_others_leave() {
         let quarter = |group| part(group, 0.25);
         // By load a rogue would have 0.79 of the core.
         close(&of(&[0.07, 0.07, 0.07, 0.79], &[quarter(1), quarter(2), quarter(3), quarter(4)]), &[0.25; 4]);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_nothing_is_promised_keeps_the_floor() {
+    fn one_without_a_promise_keeps_the_floor() {
         close(&of(&[0.5, 0.5], &[part(1, 1.0), None]), &[1.0 / 1.01, 0.01 / 1.01]);
         close(&of(&[0.5, 0.5], &[None, None]), &[0.5, 0.5]);
         close(&of(&[], &[]), &[]);

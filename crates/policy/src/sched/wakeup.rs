@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_too_long_goes_first_with_or_without_budget() {
+    fn one_that_waits_too_long_goes_first_with_or_without_budget() {
         let late = |age_ns| Candidate { age_ns, ..waiting(1, 0) };
         assert_eq!(pick(&[waiting(100, 0), late(1_000_000)]), Some(0));
         assert_eq!(pick(&[late(1_000_001), late(1_000_002), waiting(100, 5)]), Some(1));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_not_chosen_and_others_come_after_it_in_turn() {
+    fn one_that_leaves_is_not_chosen_and_others_come_after_it_in_turn() {
         let mut core = core(&[waiting(50, 1); 3]);
         for (leaving, next) in [(0, 1), (1, 2), (2, 0)] {
             core.leaving = Some(leaving);
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_debt_is_passed_over_until_it_has_paid() {
+    fn one_that_is_in_debt_is_passed_over_until_it_has_paid() {
         // Parts of 0.5 ms.
         let mut core = core(&[waiting(1, 1), waiting(500, 2)]);
         core.charge(0, 700_000);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_level_goes_first_while_there_is_budget() {
+    fn one_that_has_a_level_goes_first_while_there_is_budget() {
         let favoured = |level| Candidate { level, ..waiting(10, 1) };
         let mut core = core(&[waiting(10, 1), favoured(1), favoured(2), waiting(10, 2), favoured(2)]);
         // No budget yet: the circle.
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_core_is_preceded_by_higher_levels_and_by_those_further_down() {
+    fn one_that_has_the_core_is_preceded_by_higher_levels_and_by_those_further_down() {
         let mut core =
             core(&[waiting(10, 1), Candidate { level: 2, ..waiting(10, 0) }, Candidate { pressing: 64, ..waiting(63, 2) }]);
         core.leaving = Some(0);

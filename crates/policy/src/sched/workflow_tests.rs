@@ -113,7 +113,7 @@ fn a_slice_is_a_ring_of_packets_and_worth_its_switches() {
 }
 
 #[test]
-fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
+fn one_that_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
     // The first one has background work; only the second one has packets.
     let mut core = Core::new(&[0.0, 50.0], 2048);
     core.background = vec![0];
@@ -346,7 +346,7 @@ fn with_nothing_to_do_the_last_one_keeps_the_core_for_a_while() {
 }
 
 #[test]
-fn who_leaves_leaves_the_others_where_they_are() {
+fn one_that_leaves_leaves_the_others_where_they_are() {
     let mut core = Core::new(&[100.0; 3], 2048);
     let mut workflow = core.workflow(Settings::default());
     core.work = vec![0, 1000, 1000];

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn only_other_is_preempted_by_who_wakes() {
+    fn only_other_is_preempted_by_one_that_wakes() {
         for (class, preempted) in [(Class::Other, true), (Class::Batch, false), (Class::Rr(3), false)] {
             let mut q = RunQueue::new(class, 2);
             // 0 uses up a slice; 1 runs for a little, sleeps, and is owed time while 0 goes on.

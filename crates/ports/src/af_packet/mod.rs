@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_interface_is_told() {
+    fn what_is_wrong_with_an_interface_is_reported() {
         let port: sluice_api::config::Port =
             toml::from_str("name = \"p\"\nkind = \"af_packet\"\ninterface = \"nope-nope\"").unwrap();
         let PortKind::AfPacket(settings) = &port.kind else { panic!() };

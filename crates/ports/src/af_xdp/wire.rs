@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_told() {
+    fn what_is_too_large_is_reported() {
         let (doing, error) = XdpQueue::open("lo", 64, 5000, 9000).unwrap_err();
         assert!(doing.contains("MTU") && error.kind() == io::ErrorKind::InvalidInput, "{doing}: {error}");
     }

@@ -136,7 +136,7 @@ fn steal(mut nf: AttackingNf) -> ! {
         let page = nf.page.clone();
         let thief = move || {
             loop {
-                let bell = page.bell(n % slots);
+                let bell = page.doorbell(n % slots);
                 doorbell::wait(bell, bell.load(Ordering::Relaxed), None);
             }
         };
@@ -148,7 +148,7 @@ fn steal(mut nf: AttackingNf) -> ! {
     loop {
         nf.lie();
         for slot in 0..slots {
-            let bell = nf.page.bell(slot);
+            let bell = nf.page.doorbell(slot);
             if slot == nf.slot {
                 doorbell::ring(bell);
             } else {

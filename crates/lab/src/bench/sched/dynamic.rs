@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starves_has_a_share_and_no_target() {
+    fn one_that_starves_has_a_share_and_no_target() {
         let mut starved = seen(|_| 0.0);
         starved.packet_ns[1] = None;
         let got = summary(&starved);

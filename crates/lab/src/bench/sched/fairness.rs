@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flow_that_is_served_least_is_told() {
+    fn the_flow_that_is_served_least_is_reported() {
         let sample =
             Sample::from([("delivered_pps".into(), 5.0), ("delivered_pps.c1".into(), 4.0), ("delivered_pps.c2".into(), 1.0)]);
         let alone = Sample::from([("delivered_pps".into(), 5.0)]);

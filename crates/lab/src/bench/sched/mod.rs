@@ -422,7 +422,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_line_carries_so_many() {
+    fn packets_that_the_line_carries() {
         assert!((line_rate(64) - 14_880_952.0).abs() < 1.0);
         assert!((line_rate(1518) - 812_743.8).abs() < 1.0);
     }

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_told_from_a_connection() {
+    fn a_listener_is_distinguished_from_a_connection() {
         let line = |local: &str, state: &str| format!("   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000\n");
         let head = "  sl  local_address rem_address   st tx_queue rx_queue\n".to_string();
         assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A")), PORT));

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pool_is_told_to_the_packet_threads() {
+    fn a_new_pool_reaches_the_packet_threads() {
         let mut pool = PoolLife::new(0, (1, 9));
         assert!(pool.is_stirred());
         pool.is_published();

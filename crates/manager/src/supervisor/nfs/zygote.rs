@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_cannot_be_forked_is_told_once_and_its_instances_are_spawned() {
+    fn a_program_that_cannot_be_forked_is_reported_once_and_its_instances_are_spawned() {
         let mut zygote = ZygoteLife::new();
         zygote.on(0, ZygoteEvent::Spawned);
         zygote.on(0, ZygoteEvent::Introduced);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_answer_is_ended_and_who_was_never_asked_for_is_spawned() {
+    fn one_that_does_not_answer_is_ended_and_one_that_was_never_asked_for_is_spawned() {
         let mut zygote = ready(&[4]);
         assert_eq!(zygote.on(0, ZygoteEvent::Late(4)), [ZygoteAction::Kill]);
         assert_eq!(zygote.on(0, ZygoteEvent::Late(7)), [ZygoteAction::Spawn(7)]);
