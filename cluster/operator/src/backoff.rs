@@ -35,6 +35,11 @@ impl Failure {
         }
     }
 
+    /// Whether what failed in this way may have been carried out, or may be yet.
+    pub fn is_doubtful(error: &Error) -> bool {
+        !matches!(error, Error::Api(status) if status.code < 500)
+    }
+
     /// The pause after this failure, which `before` others have preceded.
     fn pause(self, before: u32) -> Duration {
         let (doubled, longest) = match self {

@@ -144,18 +144,27 @@ impl Lists {
                 true
             }),
             Change::Function(event) => lists.each(world, "function", event, |world, key, object| {
+                if is_behind(world.functions.get(&key), object.as_ref()) {
+                    return false;
+                }
                 let is_new = spec_differs(world.functions.get(&key), object.as_ref());
                 world.epoch += u64::from(is_new);
                 set(&mut world.functions, key, object);
                 is_new
             }),
             Change::Chain(event) => lists.each(world, "chain", event, |world, key, object| {
+                if is_behind(world.chains.get(&key), object.as_ref()) {
+                    return false;
+                }
                 let is_new = spec_differs(world.chains.get(&key), object.as_ref());
                 world.epoch += u64::from(is_new);
                 set(&mut world.chains, key, object);
                 is_new
             }),
             Change::Slo(event) => lists.each(world, "slo", event, |world, key, object| {
+                if is_behind(world.slos.get(&key), object.as_ref()) {
+                    return false;
+                }
                 let is_new = spec_differs(world.slos.get(&key), object.as_ref());
                 set(&mut world.slos, key, object);
                 is_new
@@ -267,6 +276,14 @@ fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
 fn spec_differs<K: ResourceExt>(before: Option<&K>, now: Option<&K>) -> bool {
     let of = |object: &K| (object.meta().uid.clone(), object.meta().generation);
     before.map(of) != now.map(of)
+}
+
+/// Whether an object is older than the one that is known: a watch may be behind what was written.
+fn is_behind<K: ResourceExt>(known: Option<&K>, now: Option<&K>) -> bool {
+    let version = |object: &K| object.resource_version()?.parse::<u64>().ok();
+    known.zip(now).is_some_and(|(known, now)| {
+        known.uid() == now.uid() && version(known).zip(version(now)).is_some_and(|(known, now)| now < known)
+    })
 }
 
 /// Whether the plan that is known of a node is another object.

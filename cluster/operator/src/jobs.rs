@@ -72,6 +72,10 @@ impl Jobs {
         Self { most, under_way, busy: BTreeSet::new(), todo: BTreeMap::new(), pauses: Backoff::default() }
     }
 
+    pub fn is_busy(&self, job: &Job) -> bool {
+        self.busy.contains(job)
+    }
+
     /// The objects of which a request is under way.
     pub fn busy(&self) -> impl Iterator<Item = &Job> {
         self.busy.iter()

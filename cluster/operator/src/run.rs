@@ -25,7 +25,8 @@ use serde::de::DeserializeOwned;
 use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Key, Memo, Round, World, place};
-use sluice_cluster_types::{NodePlan, labels};
+use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
+use sluice_slo::placement::PlacedServer;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
@@ -37,6 +38,7 @@ use crate::feed::{self, Change, Lists, put_plan};
 use crate::jobs::{Job, Jobs, Outcome, Work};
 use crate::lease::{Candidate, Held};
 use crate::news::{self, Herald, News};
+use crate::order::is_early;
 use crate::write;
 
 /// Changes are collected for this long, so that many that come together are one round.
@@ -55,8 +57,11 @@ struct Operator {
     term: Option<i64>,
     began: Instant,
     jobs: Jobs,
-    /// Plans of which nobody knows whether they were written. They are read before the next round.
-    unsure: BTreeSet<String>,
+    /// Nodes of whose plans nobody knows whether they were written. They are read before the next
+    /// round; what may be written yet has its server, without instances.
+    unsure: BTreeMap<String, Option<PlacedServer>>,
+    /// Pods of which nobody knows whether they were given an instance.
+    unsure_pods: BTreeSet<Key>,
     /// What nodes say that refuse their plans.
     refusals: BTreeMap<String, String>,
     herald: Herald,
@@ -95,7 +100,8 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
         term: None,
         began: Instant::now(),
         jobs: Jobs::new(args.requests as usize),
-        unsure: BTreeSet::new(),
+        unsure: BTreeMap::new(),
+        unsure_pods: BTreeSet::new(),
         refusals: BTreeMap::new(),
         held,
         highest,
@@ -177,7 +183,7 @@ impl Operator {
             if !is_new || self.term != Some(held.term) || self.leads().is_none_or(|now| now.term != held.term) {
                 continue;
             }
-            if !self.read_unsure().await {
+            if !self.read_unsure(held.term).await {
                 continue;
             }
             let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
@@ -189,12 +195,24 @@ impl Operator {
 
     /// Puts a change into the world. Returns whether it matters.
     fn take(&mut self, change: Change) -> bool {
-        let job = Job::of(&change);
+        let Some(job) = Job::of(&change) else { return self.lists.take(&mut self.world, change) };
+        let before = self.status_of(&job);
         let is_new = self.lists.take(&mut self.world, change);
-        if let Some(job) = job.filter(|_| is_new) {
+        if is_new {
             self.jobs.pauses.end(&job);
         }
-        is_new
+        // Somebody else has written the status, or an old request that came late.
+        is_new || (!self.jobs.is_busy(&job) && before != self.status_of(&job))
+    }
+
+    /// The status of an object that the operator writes, as text.
+    fn status_of(&self, job: &Job) -> Option<String> {
+        match job {
+            Job::Slo(key) => self.world.slos.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Chain(key) => self.world.chains.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Function(key) => self.world.functions.get(key).map(|one| format!("{:?}", one.status)),
+            _ => None,
+        }
     }
 
     /// The lease, while it is held.
@@ -261,6 +279,7 @@ impl Operator {
         self.read_leases().await?;
         self.lists.trust_agents(&mut self.world);
         self.unsure.clear();
+        self.unsure_pods.clear();
         self.memo = Memo::default();
         Ok(())
     }
@@ -298,13 +317,23 @@ impl Operator {
     /// Writes the plans of a round. Returns whether another one is to follow at once: some plans
     /// have changed meanwhile, or nobody knows.
     async fn write(&mut self, round: Round, term: i64) -> bool {
+        let (later, first): (Vec<_>, Vec<_>) = round.plans.into_iter().partition(|spec| is_early(&self.world, spec));
+        let gone = round.gone.into_iter().map(|name| (name, None));
+        let named = |spec: NodePlanSpec| (spec.server.name.clone(), Some(spec));
+        self.write_all(first.into_iter().map(named).chain(gone).collect(), term).await;
+        // Those of which that does not hold yet are decided anew.
+        let (_, later): (Vec<_>, Vec<_>) = later.into_iter().partition(|spec| is_early(&self.world, spec));
+        self.write_all(later.into_iter().map(named).collect(), term).await;
+        !self.unsure.is_empty()
+    }
+
+    async fn write_all(&mut self, all: Vec<(String, Option<NodePlanSpec>)>, term: i64) {
         let (client, held, known, limit) = (&self.client, &self.held, &self.world.plans, self.limit);
         let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
         let now = Instant::now();
-        let plans = round.plans.into_iter().map(|spec| (spec.server.name.clone(), Some(spec)));
-        let all = plans.chain(round.gone.into_iter().map(|name| (name, None)));
-        let due = all.filter(|(name, _)| self.jobs.pauses.may(&Job::Plan(name.clone()), now));
+        let due = all.into_iter().filter(|(name, _)| self.jobs.pauses.may(&Job::Plan(name.clone()), now));
         let writes = due.map(|(name, spec)| async move {
+            let tried = spec.as_ref().map(|spec| PlacedServer::empty(&name, &spec.server.shape));
             let done = match (known.get(&name), spec) {
                 // Whatever has taken so long, another one may lead by now.
                 _ if !leads() => Ok(Written::Not),
@@ -312,10 +341,10 @@ impl Operator {
                 (Some(known), None) => write::delete_plan(client, limit, known).await.map(|()| Written::Gone),
                 (None, None) => Ok(Written::Not),
             };
-            (name, done)
+            (name, tried, done)
         });
         let written: Vec<_> = futures::stream::iter(writes).buffer_unordered(self.jobs.most).collect().await;
-        for (name, done) in written {
+        for (name, tried, done) in written {
             let job = Job::Plan(name.clone());
             match done {
                 Ok(Written::Not) => {}
@@ -333,12 +362,10 @@ impl Operator {
                         warn!("the plan of {name} could not be written: {error}; it is tried again");
                     }
                     self.jobs.end(&job, Some(failure));
-                    // It may be written all the same.
-                    self.unsure.insert(name);
+                    self.unsure.insert(name, tried.filter(|_| Failure::is_doubtful(&error)));
                 }
             }
         }
-        !self.unsure.is_empty()
     }
 
     fn put(&mut self, mut plan: NodePlan) {
@@ -349,23 +376,22 @@ impl Operator {
 
     /// Reads the plans of which nobody knows whether they were written. Returns whether all are
     /// known now: a round that goes by one that is not could place an instance twice.
-    async fn read_unsure(&mut self) -> bool {
+    async fn read_unsure(&mut self, term: i64) -> bool {
         if self.unsure.is_empty() {
             return true;
         }
         if !self.jobs.pauses.may(&Job::Unsure, Instant::now()) {
             return false;
         }
-        let api: Api<NodePlan> = Api::all(self.client.clone());
-        let (api, held, limit) = (&api, &self.held, self.limit);
-        let leads = || held.borrow().is_some_and(|held| Instant::now() < held.until);
-        let reads = std::mem::take(&mut self.unsure).into_iter().map(|name| async move {
-            let read = if leads() { Some(write::within(limit, api.get_opt(&name)).await) } else { None };
-            (name, read)
+        let (client, held, limit) = (&self.client, &self.held, self.limit);
+        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
+        let reads = std::mem::take(&mut self.unsure).into_iter().map(|(name, tried)| async move {
+            let read = if leads() { Some(write::fence(client, limit, &name, tried.clone(), term).await) } else { None };
+            (name, tried, read)
         });
         let all: Vec<_> = futures::stream::iter(reads).buffer_unordered(self.jobs.most).collect().await;
         let mut failure = None;
-        for (name, read) in all {
+        for (name, tried, read) in all {
             match read {
                 Some(Ok(Some(plan))) => self.put(plan),
                 Some(Ok(None)) => drop(self.world.plans.remove(&name)),
@@ -374,9 +400,9 @@ impl Operator {
                         warn!("the plan of {name} cannot be read: {error}; nothing is planned until it can be");
                     }
                     failure = Some(Failure::of(&error));
-                    self.unsure.insert(name);
+                    self.unsure.insert(name, tried);
                 }
-                None => drop(self.unsure.insert(name)),
+                None => drop(self.unsure.insert(name, tried)),
             }
         }
         self.jobs.end(&Job::Unsure, failure);
@@ -415,9 +441,14 @@ impl Operator {
     fn decided(&self) -> BTreeMap<Job, Work> {
         // A pod that is being given an instance does not have it yet in the world.
         let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
-        let under_way: BTreeSet<_> =
-            self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { asks(key) } else { None }).collect();
+        let busy = self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { Some(key) } else { None });
+        let under_way: BTreeSet<_> = busy.chain(&self.unsure_pods).filter_map(asks).collect();
         let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
+        for key in self.unsure_pods.iter().cloned() {
+            let (client, limit, job) = (self.client.clone(), self.limit, Job::Pod(key.clone()));
+            let work = async move { Ok(write::pod(client, limit, &key).await?.map(Event::Apply).map(Change::Pod)) };
+            todo.insert(job, Box::pin(work));
+        }
         for decision in pods::bind(&self.world) {
             let (Decision::Bind { pod, .. } | Decision::Evict { pod }) = &decision;
             if asks(pod).is_some_and(|of| under_way.contains(&of)) {
@@ -425,8 +456,10 @@ impl Operator {
             }
             let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
             let of = news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid));
+            let (held, term) = (self.held.clone(), self.term);
+            let leads = move || held.borrow().is_some_and(|held| Some(held.term) == term && Instant::now() < held.until);
             let work = async move {
-                let done = write::carry_out(client, limit, &decision).await;
+                let done = write::carry_out(client, limit, &decision, leads).await;
                 let news = match &done {
                     Ok(None) => Some(news::evicted()),
                     Ok(Some(_)) => None,
@@ -473,6 +506,12 @@ impl Operator {
     fn finish(&mut self, job: Job, done: Outcome) -> bool {
         let failure = done.as_ref().err().map(Failure::of);
         self.jobs.end(&job, failure);
+        if let Job::Pod(key) = &job {
+            match done.as_ref().is_err_and(Failure::is_doubtful) {
+                true => self.unsure_pods.insert(key.clone()),
+                false => self.unsure_pods.remove(key),
+            };
+        }
         match done {
             Ok(Some(change)) => drop(self.lists.take(&mut self.world, change)),
             Ok(None) => {}

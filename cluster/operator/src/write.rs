@@ -13,6 +13,7 @@ use serde_json::json;
 use sluice_cluster_plan::Key;
 use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_types::{NodePlan, NodePlanSpec};
+use sluice_slo::placement::PlacedServer;
 
 use crate::pod;
 
@@ -76,19 +77,51 @@ where
     within(limit, api.patch_status(&key.name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
 }
 
-/// Carries out what was decided about a pod, all of it within the limit. Returns the pod, unless it
-/// goes.
+/// Reads a plan that may have been written. If it may be written yet, by a request that is on its
+/// way, it is written as it is: that request is then refused, as it is over another version.
+/// `tried` is the server of such a request, without instances.
 ///
 /// # Errors
 /// [`is_conflict`], or no answer.
-pub async fn carry_out(client: Client, limit: Duration, decision: &Decision) -> Result<Option<KubePod>, Error> {
-    within(limit, decided(client, decision)).await
+pub async fn fence(
+    client: &Client,
+    limit: Duration,
+    node: &str,
+    tried: Option<PlacedServer>,
+    term: i64,
+) -> Result<Option<NodePlan>, Error> {
+    let api: Api<NodePlan> = Api::all(client.clone());
+    let known = within(limit, api.get_opt(node)).await?;
+    let Some(server) = tried else { return Ok(known) };
+    let spec = match &known {
+        Some(known) => NodePlanSpec { term, revision: known.spec.revision + 1, ..known.spec.clone() },
+        None => NodePlanSpec { term, revision: 1, server, slos: Vec::new(), chains: Vec::new(), functions: Vec::new() },
+    };
+    plan(client, limit, known.as_ref(), spec).await.map(Some)
 }
 
-async fn decided(client: Client, decision: &Decision) -> Result<Option<KubePod>, Error> {
+/// Carries out what was decided about a pod, all of it within the limit, and while the operator
+/// leads. Returns the pod, unless it goes.
+///
+/// # Errors
+/// [`is_conflict`], or no answer.
+pub async fn carry_out(
+    client: Client,
+    limit: Duration,
+    decision: &Decision,
+    leads: impl Fn() -> bool,
+) -> Result<Option<KubePod>, Error> {
+    within(limit, decided(client, decision, leads)).await
+}
+
+async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) -> Result<Option<KubePod>, Error> {
     let (Decision::Bind { pod: key, .. } | Decision::Evict { pod: key }) = decision;
     let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
     let pod = api.get(&key.name).await?;
+    // It may have been stopped since, and another one may lead by now.
+    if !leads() {
+        return Err(Error::Service("the lease is over".into()));
+    }
     match decision {
         // It has its node by now.
         Decision::Bind { .. } if !pod::is_gated(&pod) => Ok(Some(pod)),
@@ -105,4 +138,13 @@ async fn decided(client: Client, decision: &Decision) -> Result<Option<KubePod>,
             api.evict(&key.name, &params).await.map(|_| None)
         }
     }
+}
+
+/// Reads a pod.
+///
+/// # Errors
+/// It is gone, or no answer.
+pub async fn pod(client: Client, limit: Duration, key: &Key) -> Result<Option<KubePod>, Error> {
+    let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+    within(limit, api.get(&key.name)).await.map(Some)
 }
