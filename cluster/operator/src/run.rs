@@ -184,6 +184,8 @@ impl Operator {
                 continue;
             }
             if !self.read_unsure(held.term).await {
+                // After a conflict there is no pause to wait for.
+                again = self.jobs.pauses.may(&Job::Unsure, Instant::now());
                 continue;
             }
             let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
