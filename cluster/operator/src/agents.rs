@@ -2,8 +2,8 @@
 //!
 //! An agent renews its lease as long as it works. When a lease was last seen to change counts by
 //! the operator's own clock, so clocks need not agree. What seems silent is read once before it
-//! counts ([`Agents::silence`] comes after a list): it may be the watch that is silent. Whoever
-//! begins to lead trusts each lease anew, because it may have seen nothing for long.
+//! counts ([`Agents::silence`] comes after a list): it may be the watch that is silent. An
+//! operator that begins to lead trusts each lease anew: it may have seen nothing for long.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -144,31 +144,16 @@ impl Lists {
                 true
             }),
             Change::Function(event) => lists.each(world, "function", event, |world, key, object| {
-                if is_behind(world.functions.get(&key), object.as_ref()) {
-                    return false;
-                }
-                let is_new = spec_differs(world.functions.get(&key), object.as_ref());
+                let is_new = put(&mut world.functions, key, object);
                 world.epoch += u64::from(is_new);
-                set(&mut world.functions, key, object);
                 is_new
             }),
             Change::Chain(event) => lists.each(world, "chain", event, |world, key, object| {
-                if is_behind(world.chains.get(&key), object.as_ref()) {
-                    return false;
-                }
-                let is_new = spec_differs(world.chains.get(&key), object.as_ref());
+                let is_new = put(&mut world.chains, key, object);
                 world.epoch += u64::from(is_new);
-                set(&mut world.chains, key, object);
                 is_new
             }),
-            Change::Slo(event) => lists.each(world, "slo", event, |world, key, object| {
-                if is_behind(world.slos.get(&key), object.as_ref()) {
-                    return false;
-                }
-                let is_new = spec_differs(world.slos.get(&key), object.as_ref());
-                set(&mut world.slos, key, object);
-                is_new
-            }),
+            Change::Slo(event) => lists.each(world, "slo", event, |world, key, object| put(&mut world.slos, key, object)),
             Change::Profile(event) => lists.each(world, "profile", event, |world, key, object| {
                 let object = readable(&key, object);
                 let is_new = spec_differs(world.profiles.get(&key), object.as_ref());
@@ -176,13 +161,19 @@ impl Lists {
                 set(&mut world.profiles, key, object);
                 is_new
             }),
-            Change::Lease(Event::Apply(lease) | Event::InitApply(lease)) => {
-                agents.see(&lease, Instant::now()).is_some_and(|node| serve(world, &node, true))
+            Change::Lease(event) => self.take_lease(world, event),
+        }
+    }
+
+    fn take_lease(&mut self, world: &mut World, event: Event<Lease>) -> bool {
+        match event {
+            Event::Apply(lease) | Event::InitApply(lease) => {
+                self.agents.see(&lease, Instant::now()).is_some_and(|node| serve(world, &node, true))
             }
-            Change::Lease(Event::Delete(lease)) => agents.lose(&lease).is_some_and(|node| serve(world, &node, false)),
-            Change::Lease(Event::Init) => false,
+            Event::Delete(lease) => self.agents.lose(&lease).is_some_and(|node| serve(world, &node, false)),
+            Event::Init => false,
             // One that is gone will be silent.
-            Change::Lease(Event::InitDone) => lists.done.insert("lease"),
+            Event::InitDone => self.lists.done.insert("lease"),
         }
     }
 
@@ -270,6 +261,17 @@ fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
         Some(value) => drop(map.insert(key, value)),
         None => drop(map.remove(&key)),
     }
+}
+
+/// Puts an object, or that it is gone, where it belongs. Returns whether its spec is another one.
+fn put<K: ResourceExt>(map: &mut BTreeMap<Key, K>, key: Key, object: Option<K>) -> bool {
+    let known = map.get(&key);
+    if is_behind(known, object.as_ref()) {
+        return false;
+    }
+    let is_new = spec_differs(known, object.as_ref());
+    set(map, key, object);
+    is_new
 }
 
 /// Whether an object has come, gone, or has another spec.

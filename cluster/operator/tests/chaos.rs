@@ -1,9 +1,9 @@
-//! Operators are killed at random while SLOs, nodes and pods come and go and the API server cannot be
-//! relied on: nothing is bound twice meanwhile, and in the end everything is as if nothing had
+//! Operators are killed at random while SLOs, nodes and pods come and go and the API server cannot
+//! be relied on: nothing is bound twice meanwhile, and in the end everything is as if nothing had
 //! happened.
 //!
-//! SLUICE_CHAOS is the number of kills, SLUICE_SEED what they depend on. Without a folder of programs
-//! in SLUICE_CLUSTER_BIN it says that it was skipped.
+//! SLUICE_CHAOS is the number of kills, SLUICE_SEED what they depend on. Without a folder of
+//! programs in SLUICE_CLUSTER_BIN it says that it was skipped.
 
 #[path = "testbed/objects.rs"]
 mod objects;

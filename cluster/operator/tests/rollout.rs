@@ -1,5 +1,5 @@
-//! A change over 100 nodes, one of which refuses: it stops there, says so, and every node has the old
-//! or the new as a whole.
+//! A change over 100 nodes, one of which refuses: it stops there, says so, and every node has the
+//! old or the new as a whole.
 //!
 //! Without a folder of programs in SLUICE_CLUSTER_BIN it says that it was skipped.
 

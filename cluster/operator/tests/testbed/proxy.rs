@@ -1,5 +1,5 @@
-//! A proxy between an operator and the API server, which does what networks and servers do at worst:
-//! late, lost and doubtful answers, errors, slow and broken watches, and partitions.
+//! A proxy between an operator and the API server, which does what networks and servers do at
+//! worst: late, lost and doubtful answers, errors, slow and broken watches, and partitions.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -69,7 +69,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts one that passes everything on by a client, and writes the file by which it is reached.
+    /// Starts one that passes everything on by a client, and writes the file by which it is
+    /// reached.
     pub async fn start(client: Client, seed: u64, kubeconfig: PathBuf) -> Self {
         let (is_cut, _) = watch::channel(false);
         let state = Arc::new(State { client, random: Mutex::new(Random::new(seed)), is_bad: AtomicBool::new(false), is_cut });
