@@ -3,9 +3,9 @@
 //!     scripts/test-cluster --scale 1000 5000
 //!
 //! Nodes are objects alone; their agents take over whatever their plans say and renew their
-//! leases, in this process. Prints: the whole set from nothing; one more SLO, from the request until
-//! its pod is bound; a twentieth of the nodes lost at once; memory and CPU of the operator. Ends
-//! with 1 if something is wrong, however long it has taken.
+//! leases, in this process. Prints: the whole set from nothing; one more SLO, from the request
+//! until its pod is bound; a twentieth of the nodes lost at once; memory and CPU of the operator.
+//! Ends with 1 if something is wrong, however long it has taken.
 
 #[path = "../tests/testbed/objects.rs"]
 mod objects;

@@ -63,7 +63,7 @@ mod tests {
             assert!(run.request_time() * 3 <= run.lease_time() && run.request_time() <= LONGEST, "{seconds}");
         }
         for seconds in ["0", "2", "3601", "-3", "x"] {
-            let error = Cli::try_parse_from(["run".into(), format!("--lease-seconds={seconds}")]).unwrap_err().to_string();
+            let error = Cli::try_parse_from(["run".to_owned(), format!("--lease-seconds={seconds}")]).unwrap_err().to_string();
             assert!(error.contains("write 3 to 3600 seconds"), "{error}");
         }
     }

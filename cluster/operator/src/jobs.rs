@@ -141,7 +141,7 @@ mod tests {
         jobs.start();
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
-        let both = || [(slo("bad"), failing()), (slo("good"), Box::pin(async { Ok(None) }) as Work)].into();
+        let both = || BTreeMap::from([(slo("bad"), failing()), (slo("good"), Box::pin(async { Ok(None) }) as Work)]);
         jobs.plan(both());
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("good")], "it alone is begun");

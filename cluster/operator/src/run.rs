@@ -286,16 +286,18 @@ impl Operator {
         Ok(())
     }
 
-    async fn read_leases(&mut self) -> Result<(), Error> {
+    /// Reads the leases of agents. Returns whether any is news.
+    async fn read_leases(&mut self) -> Result<bool, Error> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
         let listed = write::within(self.limit, api.list(&ListParams::default().labels(labels::AGENT))).await?;
+        let mut is_new = false;
         for lease in listed.items {
-            self.take(Change::Lease(Event::Apply(lease)));
+            is_new |= self.take(Change::Lease(Event::Apply(lease)));
         }
-        Ok(())
+        Ok(is_new)
     }
 
-    /// Finds out which agents are silent by now. Returns whether any is.
+    /// Finds out which agents are silent by now. Returns whether that is news.
     async fn listen(&mut self) -> bool {
         let now = Instant::now();
         let is_due = self.lists.agents.deadline().is_some_and(|end| end <= now);
@@ -304,16 +306,19 @@ impl Operator {
         }
         let done = self.read_leases().await;
         self.jobs.end(&Job::Leases, done.as_ref().err().map(Failure::of));
-        if let Err(error) = done {
-            warn!("leases of agents cannot be read: {error}; until they are, none counts as silent");
-            return false;
-        }
+        let is_new = match done {
+            Ok(is_new) => is_new,
+            Err(error) => {
+                warn!("leases of agents cannot be read: {error}; until they are, none counts as silent");
+                return false;
+            }
+        };
         let silent = self.lists.silence(&mut self.world);
         for node in &silent {
             warn!("the agent of {node} is silent");
             self.herald.say(&news::node(node), [news::silent()]);
         }
-        !silent.is_empty()
+        is_new || !silent.is_empty()
     }
 
     /// Writes the plans of a round. Returns whether another one is to follow at once: some plans

@@ -169,7 +169,7 @@ fn doubles(plans: &[NodePlan], pods: &[KubePod]) -> Vec<String> {
     for plan in plans {
         let node = plan.spec.server.name.as_str();
         for one in &plan.spec.server.instances {
-            if let Some(other) = placed.insert((&one.slo, one.number), node) {
+            if let Some(other) = placed.insert((one.slo.as_str(), one.number), node) {
                 found.push(format!("{} of {} is on {other} and {node}", one.number, one.slo));
             }
         }
