@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod as KubePod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt};
-use objects::{Agents, apply, basics, define, gated, node, promise, ready, wait};
+use objects::{Agents, apply, basics, define, gated, node, promise, ready};
 use proxy::{Proxy, Random};
 use serde_json::json;
 use sluice_cluster_plan::{Key, Memo, Node, Pod, World, place, pods};
