@@ -246,7 +246,7 @@ impl Operator {
         if !self.jobs.pauses.may(&Job::Begin, Instant::now()) {
             return false;
         }
-        let done = self.begin().await;
+        let done = self.begin(term).await;
         self.jobs.end(&Job::Begin, done.as_ref().err().map(Failure::of));
         match done {
             Ok(()) => {
@@ -263,7 +263,7 @@ impl Operator {
 
     /// Reads plans, pods and leases when it begins to lead: what it has watched may be behind what
     /// its predecessor has written.
-    async fn begin(&mut self) -> Result<(), Error> {
+    async fn begin(&mut self, term: i64) -> Result<(), Error> {
         let limit = self.limit * 2;
         let api: Api<NodePlan> = Api::all(self.client.clone());
         let listed = write::within(limit, api.list(&ListParams::default())).await?;
@@ -283,7 +283,30 @@ impl Operator {
         self.unsure.clear();
         self.unsure_pods.clear();
         self.memo = Memo::default();
+        self.claim(term).await;
         Ok(())
+    }
+
+    /// Writes its term into all plans, so that the API server refuses whatever an operator before
+    /// it has sent, and comes late. The revisions stay, so nodes have nothing to do.
+    async fn claim(&mut self, term: i64) {
+        let (client, held, limit) = (&self.client, &self.held, self.limit);
+        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
+        let older = self.world.plans.values().filter(|plan| plan.spec.term < term);
+        let claims = older.map(|known| async move {
+            let spec = NodePlanSpec { term, ..known.spec.clone() };
+            let server = PlacedServer::empty(&spec.server.name, &spec.server.shape);
+            let done = if leads() { write::plan(client, limit, Some(known), spec).await.ok() } else { None };
+            (server, done)
+        });
+        let all: Vec<_> = futures::stream::iter(claims).buffer_unordered(self.jobs.most).collect().await;
+        for (server, done) in all {
+            match done {
+                Some(plan) => self.put(plan),
+                // It is fenced before the first round.
+                None => drop(self.unsure.insert(server.name.clone(), Some(server))),
+            }
+        }
     }
 
     /// Reads the leases of agents. Returns whether any is news.
