@@ -8,8 +8,8 @@
 //!
 //! *Term*: the lease's transitions, one more for each holder. It is written into each plan, and the
 //! API server refuses a plan with a lower one: what a holder has sent that was stopped, and goes on
-//! later, does no harm where its successor has written, which it does before anything else. If the lease was deleted, the count begins
-//! above the terms of the plans.
+//! later, does no harm, as its successor writes the term into all plans first. If the lease was
+//! deleted, the count begins above the terms of the plans.
 
 use std::time::{Duration, Instant};
 
