@@ -22,6 +22,7 @@ use kube::{Client, ResourceExt};
 use objects::{Agents, apply, basics, define, gated, node, promise, ready};
 use proxy::{Proxy, Random};
 use serde_json::json;
+use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_plan::{Key, Memo, Node, Pod, World, place, pods};
 use sluice_cluster_types::{
     NetworkFunction, NfProfile, NodePlan, NodePlanStatus, ServerClass, ServiceChain, Slo, Use, labels, name,
@@ -268,11 +269,12 @@ async fn quiet(client: &Client, operators: &[Process]) {
         let world = world(client).await;
         let round = place(&world, &mut Memo::default(), 1, Duration::ZERO);
         let is_settled = |plan: &NodePlan| plan.status.as_ref().is_some_and(|status| status.applied_revision == plan.spec.revision);
+        let is_moved = |one: &Decision| matches!(one, Decision::Bind { .. } | Decision::Evict { .. });
         let is_kept = |slo: &Slo| slo.status.as_ref().is_some_and(|status| status.state == "kept");
         let left = [
             ("plans to write", round.plans.len() + round.gone.len()),
             ("plans to take over", world.plans.values().filter(|plan| !is_settled(plan)).count()),
-            ("pods to bind or evict", pods::bind(&world).len()),
+            ("pods to bind or evict", pods::bind(&world).iter().filter(|one| is_moved(one)).count()),
             ("SLOs that are not kept", world.slos.values().filter(|slo| !is_kept(slo)).count()),
         ];
         if left.iter().all(|(_, count)| *count == 0) {

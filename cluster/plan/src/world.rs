@@ -31,7 +31,7 @@ pub struct Node {
     pub is_ready: bool,
     /// Whether it is to get no more pods, as before it is drained.
     pub is_cordoned: bool,
-    /// Whether its agent has renewed its lease in time.
+    /// Whether its agent is at work and reaches its daemon.
     pub is_served: bool,
 }
 
