@@ -1,35 +1,41 @@
-//! Measures the operator with many nodes and SLOs, against a real API server.
+//! Measures the operator with many nodes and SLOs, against a real API server and a real scheduler.
 //!
 //!     scripts/test-cluster --scale 1000 5000
 //!
-//! Nodes are objects alone; their agents take over whatever their plans say, in this process.
-//! Prints: the whole set from nothing; one more SLO, from the request until its pod has a node; a
-//! twentieth of the nodes lost at once; memory and CPU of the operator.
+//! Nodes are objects alone; their agents take over whatever their plans say and renew their
+//! leases, in this process. Prints: the whole set from nothing; one more SLO, from the request
+//! until its pod is bound; a twentieth of the nodes lost at once; memory and CPU of the operator.
+//! Ends with 1 if something is wrong, however long it has taken.
 
 #[path = "../tests/testbed/objects.rs"]
 mod objects;
-// The tests use all of it.
-#[allow(dead_code)]
 #[path = "../tests/testbed/mod.rs"]
 mod testbed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{Api, DeleteParams, Resource, WatchEvent, WatchParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Client, ResourceExt};
-use objects::{Agents, basics, define, node, promise, ready, state, wait};
-use serde_json::json;
-use sluice_cluster_types::{Slo, labels};
+use objects::{Agents, apply, basics, chain, define, gated, node, promise, ready, reserved};
+use serde::de::DeserializeOwned;
+use sluice_cluster_plan::Key;
+use sluice_cluster_types::{NodePlan, ServiceChain, Slo, SloStatus, name};
 use testbed::{Plane, Process};
 
 const TENANTS: usize = 20;
 /// Requests at a time.
 const WIDTH: usize = 16;
-/// SLOs that come alone.
-const MORE: usize = 200;
+/// SLOs that come alone, one after the other.
+const PROBES: usize = 200;
+/// Time for which nothing changes.
+const IDLE: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() {
@@ -38,39 +44,26 @@ async fn main() {
         eprintln!("usage: scripts/test-cluster --scale NODES SLOS");
         std::process::exit(2);
     };
-    let operator = std::env::var("SLUICE_OPERATOR").expect("SLUICE_OPERATOR names the program");
-    let plane = Plane::start(&programs, false).await;
+    let program = std::env::var("SLUICE_OPERATOR").expect("SLUICE_OPERATOR names the program");
+    let plane = Plane::start(&programs, true).await;
     let client = plane.client().await;
-    define(&client).await;
-    let began = Instant::now();
-    futures::stream::iter(0..nodes)
-        .for_each_concurrent(WIDTH, |i| {
-            let client = &client;
-            async move { node(client, &format!("n{i}")).await }
-        })
-        .await;
-    futures::stream::iter(0..TENANTS)
-        .for_each_concurrent(4, |i| {
-            let client = &client;
-            async move { basics(client, &tenant(i)).await }
-        })
-        .await;
-    let ask = |i: usize| {
-        let client = &client;
-        async move { promise(client, &tenant(i), &format!("s{i}"), pps(i)).await }
-    };
-    futures::stream::iter(0..slos).for_each_concurrent(WIDTH, ask).await;
-    println!("{nodes} nodes and {slos} SLOs made in {:.1} s", began.elapsed().as_secs_f64());
+    make(&client, nodes, slos).await;
     let _agents = Agents::start(client.clone());
+    let mirror = Mirror::start(&client);
     let began = Instant::now();
-    let operator = plane.operator("operator", &operator);
-    let states = settled(&client, slos).await;
-    println!("the whole set from nothing: {:.1} s, {states:?}", began.elapsed().as_secs_f64());
-    println!("operator: {} MiB", memory(&operator));
-    more(&client, slos).await;
-    idle(&operator).await;
-    losses(&client, nodes, slos + MORE).await;
-    println!("operator: {} MiB, {:.1} s of CPU", memory(&operator), cpu(&operator));
+    let operator = plane.operator("operator", &program);
+    let mut wrong = mirror.settle(slos).await;
+    println!("the whole set from nothing: {:.1} s, {:?}", began.elapsed().as_secs_f64(), mirror.states());
+    probes(&client, &mirror, slos).await;
+    idle(&operator, nodes).await;
+    wrong.extend(losses(&client, &mirror, nodes, slos).await);
+    println!("operator: at most {} MiB, {:.1} s of CPU in all", memory(&operator, "VmHWM"), cpu(&operator));
+    for what in &wrong {
+        println!("WRONG: {what}");
+    }
+    // What was started ends with these.
+    drop((operator, plane));
+    std::process::exit(i32::from(!wrong.is_empty()));
 }
 
 fn tenant(i: usize) -> String {
@@ -81,103 +74,227 @@ fn pps(i: usize) -> f64 {
     1e6 + (i * 7919 % 20) as f64 * 1e5
 }
 
-/// Waits until each SLO is kept or refused. Returns how many are what.
-async fn settled(client: &Client, slos: usize) -> BTreeMap<String, usize> {
-    let api: Api<Slo> = Api::all(client.clone());
-    wait_long("all SLOs are kept or refused", || async {
-        let mut states: BTreeMap<String, usize> = BTreeMap::new();
-        for slo in api.list(&ListParams::default()).await.ok()? {
-            *states.entry(slo.status.unwrap_or_default().state).or_default() += 1;
-        }
-        let of = |state: &str| states.get(state).copied().unwrap_or(0);
-        (of("kept") + of("refused") + of("degraded") >= slos).then_some(states)
-    })
-    .await
+/// Makes everything but the operator.
+async fn make(client: &Client, nodes: usize, slos: usize) {
+    define(client).await;
+    let began = Instant::now();
+    let each = |i: usize| async move { node(client, &format!("n{i}")).await };
+    futures::stream::iter(0..nodes).for_each_concurrent(WIDTH, each).await;
+    let each = |i: usize| async move { basics(client, &tenant(i)).await };
+    futures::stream::iter(0..TENANTS).for_each_concurrent(4, each).await;
+    let each = |i: usize| async move { promise(client, &tenant(i), &format!("s{i}"), pps(i)).await };
+    futures::stream::iter(0..slos).for_each_concurrent(WIDTH, each).await;
+    println!("{nodes} nodes and {slos} SLOs made in {:.1} s", began.elapsed().as_secs_f64());
 }
 
-async fn wait_long<F: Future<Output = Option<T>>, T>(what: &str, mut is_so: impl FnMut() -> F) -> T {
-    let until = Instant::now() + Duration::from_secs(600);
-    loop {
-        if let Some(found) = is_so().await {
-            return found;
-        }
-        assert!(Instant::now() < until, "waited in vain: {what}");
-        // A list of everything is work for the API server, which is to do other work.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+/// An instance, by its SLO's name on nodes.
+type Instance = (String, u32);
+
+/// What the API server has, by watches: lists of everything would be work for it while it is
+/// measured.
+#[derive(Default)]
+struct Seen {
+    slos: BTreeMap<Key, SloStatus>,
+    /// The states that each SLO has had since this was emptied.
+    had: BTreeMap<Key, BTreeSet<String>>,
+    plans: BTreeMap<String, BTreeSet<Instance>>,
+}
+
+impl Seen {
+    /// The status of an SLO, by its name on nodes: NAMESPACE_NAME, as all of these are short.
+    fn status(&self, on_node: &str) -> Option<&SloStatus> {
+        let (namespace, name) = on_node.split_once('_')?;
+        self.slos.get(&Key::new(namespace, name))
     }
 }
 
-/// SLOs that come one at a time, each with a pod that waits for its node.
-async fn more(client: &Client, from: usize) {
-    let mut times = Vec::new();
-    for i in from..from + MORE {
-        let (namespace, name) = (tenant(i), format!("s{i}"));
-        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-        let pod = json!({
-            "metadata": {"name": name, "labels": {labels::SLO: name, labels::FUNCTION: "nat"}},
-            "spec": {"schedulingGates": [{"name": labels::GATE}], "containers": [{"name": "nf", "image": "nf:1"}]},
-        });
-        let made = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
-        let only = WatchParams::default().fields(&format!("metadata.name={name}"));
-        let mut events = std::pin::pin!(pods.watch(&only, &made.resource_version().unwrap()).await.unwrap());
-        let began = Instant::now();
-        promise(client, &namespace, &name, pps(i)).await;
-        while let Some(Ok(event)) = events.next().await {
-            let WatchEvent::Modified(pod) = event else { continue };
-            if pod.spec.is_some_and(|spec| spec.scheduling_gates.is_none_or(|gates| gates.is_empty())) {
-                break;
+#[derive(Clone, Default)]
+struct Mirror(Arc<Mutex<Seen>>);
+
+impl Mirror {
+    fn start(client: &Client) -> Self {
+        let mirror = Self::default();
+        mirror.follow(client, |seen: &mut Seen, key, slo: Option<Slo>| match slo {
+            Some(slo) => {
+                let status = slo.status.unwrap_or_default();
+                seen.had.entry(key.clone()).or_default().insert(status.state.clone());
+                seen.slos.insert(key, status);
             }
-        }
-        times.push(began.elapsed());
-        state(client, &namespace, &name, "kept").await;
+            None => drop(seen.slos.remove(&key)),
+        });
+        mirror.follow(client, |seen: &mut Seen, key, plan: Option<NodePlan>| match plan {
+            Some(plan) => {
+                let all = plan.spec.server.instances.into_iter().map(|one| (one.slo, one.number)).collect();
+                seen.plans.insert(key.name, all);
+            }
+            None => drop(seen.plans.remove(&key.name)),
+        });
+        mirror
     }
-    times.sort();
-    let at = |part: f64| times[((times.len() as f64 * part) as usize).min(times.len() - 1)].as_secs_f64() * 1e3;
-    println!(
-        "one more, from the request until its pod has a node: median {:.0} ms, p99 {:.0} ms, most {:.0} ms",
-        at(0.5),
-        at(0.99),
-        at(1.0)
-    );
+
+    fn follow<K>(&self, client: &Client, put: fn(&mut Seen, Key, Option<K>))
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let (own, api) = (self.clone(), Api::<K>::all(client.clone()));
+        tokio::spawn(async move {
+            let mut events = std::pin::pin!(watcher(api, Config::default()).default_backoff());
+            while let Some(event) = events.next().await {
+                let key = |object: &K| Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
+                match event {
+                    Ok(Event::Apply(object) | Event::InitApply(object)) => put(&mut own.seen(), key(&object), Some(object)),
+                    Ok(Event::Delete(object)) => put(&mut own.seen(), key(&object), None),
+                    _ => {}
+                }
+            }
+        });
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap()
+    }
+
+    /// Waits until something is so.
+    async fn wait(&self, what: &str, is_so: impl Fn(&Seen) -> bool) {
+        let until = Instant::now() + Duration::from_secs(1800);
+        while !is_so(&self.seen()) {
+            assert!(Instant::now() < until, "waited in vain: {what}: {:?}", self.states());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn states(&self) -> BTreeMap<String, usize> {
+        let mut states: BTreeMap<String, usize> = BTreeMap::new();
+        for status in self.seen().slos.values() {
+            *states.entry(status.state.clone()).or_default() += 1;
+        }
+        states
+    }
+
+    /// Waits until each SLO is kept, or lacks something. Returns those that do not say why.
+    async fn settle(&self, slos: usize) -> Vec<String> {
+        let is_settled = |status: &SloStatus| matches!(status.state.as_str(), "kept" | "refused" | "degraded");
+        self.wait("all SLOs are kept or refused", |seen| seen.slos.len() == slos && seen.slos.values().all(is_settled)).await;
+        let seen = self.seen();
+        let silent = seen.slos.iter().filter(|(_, status)| status.state != "kept" && status.why.is_empty());
+        silent.map(|(key, status)| format!("{key} is {}, and does not say why", status.state)).collect()
+    }
 }
 
-async fn idle(operator: &Process) {
+/// SLOs that come one at a time, each with a pod that waits for its node, and go again.
+async fn probes(client: &Client, mirror: &Mirror, from: usize) {
+    let (mut opened, mut bound) = (Vec::new(), Vec::new());
+    for i in from..from + PROBES {
+        let (open, bind) = probe(client, mirror, &tenant(i), &format!("s{i}"), pps(i)).await;
+        opened.push(open);
+        bound.push(bind);
+    }
+    for (what, mut times) in [("its pod has a node", opened), ("its pod is bound", bound)] {
+        times.sort();
+        let at = |part: f64| times[((times.len() as f64 * part) as usize).min(times.len() - 1)].as_secs_f64() * 1e3;
+        let (half, most, all) = (at(0.5), at(0.99), at(1.0));
+        println!("one more of {PROBES}, from the request until {what}: p50 {half:.0} ms, p99 {most:.0} ms, max {all:.0} ms");
+    }
+}
+
+/// Returns the time from the request for an SLO until its pod may be bound, and until it is.
+async fn probe(client: &Client, mirror: &Mirror, namespace: &str, name: &str, pps: f64) -> (Duration, Duration) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    apply::<ServiceChain>(client, &chain(namespace, name)).await.unwrap();
+    let made = gated(client, namespace, name, name).await;
+    let only = WatchParams::default().fields(&format!("metadata.name={name}"));
+    let mut events = std::pin::pin!(pods.watch(&only, &made.resource_version().unwrap()).await.unwrap());
+    let began = Instant::now();
+    apply::<Slo>(client, &reserved(namespace, name, pps)).await.unwrap();
+    let mut opened = None;
+    let bound = loop {
+        let event = events.next().await.expect("the watch ends before the pod is bound").unwrap();
+        let WatchEvent::Modified(pod) = event else { continue };
+        let spec = pod.spec.unwrap();
+        if spec.scheduling_gates.is_none_or(|gates| gates.is_empty()) {
+            opened.get_or_insert_with(|| began.elapsed());
+        }
+        if spec.node_name.is_some() {
+            break began.elapsed();
+        }
+    };
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    Api::<Slo>::namespaced(client.clone(), namespace).delete(name, &at_once).await.unwrap();
+    pods.delete(name, &at_once).await.unwrap();
+    Api::<ServiceChain>::namespaced(client.clone(), namespace).delete(name, &at_once).await.unwrap();
+    let on_node = name::on_node(namespace, name);
+    let is_gone = |seen: &Seen| {
+        let is_planned = seen.plans.values().flatten().any(|(slo, _)| *slo == on_node);
+        !is_planned && !seen.slos.contains_key(&Key::new(namespace, name))
+    };
+    mirror.wait("an SLO that is deleted goes", is_gone).await;
+    (opened.unwrap_or(bound), bound)
+}
+
+async fn idle(operator: &Process, nodes: usize) {
     // Whatever is still to be written.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = cpu(operator);
-    tokio::time::sleep(Duration::from_secs(30)).await;
-    println!("operator when nothing changes: {:.1} % of a core, {} MiB", (cpu(operator) - before) / 30.0 * 100.0, memory(operator));
+    tokio::time::sleep(IDLE).await;
+    let part = (cpu(operator) - before) / IDLE.as_secs_f64() * 100.0;
+    let (seconds, memory) = (IDLE.as_secs(), memory(operator, "VmRSS"));
+    println!("operator when nothing changes but {nodes} leases, {seconds} s: {part:.1} % of a core, {memory} MiB");
 }
 
-async fn losses(client: &Client, nodes: usize, slos: usize) {
-    let lost: Vec<String> = (0..nodes / 20).map(|i| format!("n{}", i * 20)).collect();
-    let api: Api<Slo> = Api::all(client.clone());
-    let is_on = |slo: &Slo| {
-        slo.status.as_ref().is_some_and(|status| status.nodes.split(' ').any(|node| lost.iter().any(|gone| gone == node)))
+/// Nodes that are lost at once. Returns what is wrong afterwards.
+async fn losses(client: &Client, mirror: &Mirror, nodes: usize, slos: usize) -> Vec<String> {
+    let lost: BTreeSet<String> = (0..nodes.div_ceil(20)).map(|i| format!("n{}", i * 20)).collect();
+    let (before, hit) = {
+        let mut seen = mirror.seen();
+        seen.had.clear();
+        let hit: BTreeSet<String> =
+            lost.iter().filter_map(|node| seen.plans.get(node)).flatten().map(|(slo, _)| slo.clone()).collect();
+        (seen.plans.clone(), hit)
     };
-    let hit = api.list(&ListParams::default()).await.unwrap().items.iter().filter(|slo| is_on(slo)).count();
     let began = Instant::now();
     futures::stream::iter(&lost).for_each_concurrent(WIDTH, |name| async move { ready(client, name, false).await }).await;
     let made = began.elapsed();
-    wait("all are elsewhere", || async {
-        let all = api.list(&ListParams::default()).await.ok()?;
-        (!all.items.iter().any(is_on)).then_some(())
-    })
-    .await;
+    let is_off = |seen: &Seen| lost.iter().all(|node| seen.plans.get(node).is_none_or(BTreeSet::is_empty));
+    let has_place = |seen: &Seen| {
+        let placed: BTreeSet<&String> = seen.plans.values().flatten().map(|(slo, _)| slo).collect();
+        hit.iter().all(|slo| placed.contains(slo) || seen.status(slo).is_some_and(|status| !status.why.is_empty()))
+    };
+    mirror.wait("all that fits is elsewhere", |seen| is_off(seen) && has_place(seen)).await;
     let placed = began.elapsed();
-    let states = settled(client, slos).await;
+    let is_told = |status: &SloStatus| {
+        let is_elsewhere = status.nodes.split(' ').all(|node| !lost.contains(node));
+        is_elsewhere && (status.state == "kept" || !status.why.is_empty())
+    };
+    mirror.wait("all is kept, or says why", |seen| hit.iter().all(|slo| seen.status(slo).is_some_and(is_told))).await;
+    let kept = began.elapsed();
+    let mut wrong = mirror.settle(slos).await;
+    let seen = mirror.seen();
+    let without: Vec<&Key> = seen.slos.iter().filter(|(_, status)| status.state != "kept").map(|(key, _)| key).collect();
     println!(
-        "{} nodes lost within {:.1} s, with {hit} SLOs: placed again after {:.1} s, on their nodes after {:.1} s, {states:?}",
+        "{} nodes lost within {:.1} s, with {} SLOs: placed again after {:.1} s, kept after {:.1} s; {} SLOs without all of it",
         lost.len(),
         made.as_secs_f64(),
+        hit.len(),
         placed.as_secs_f64(),
-        began.elapsed().as_secs_f64()
+        kept.as_secs_f64(),
+        without.len(),
     );
+    for (node, had) in before.iter().filter(|(node, _)| !lost.contains(*node)) {
+        let moved = had.iter().filter(|one| !seen.plans.get(node).is_some_and(|has| has.contains(*one)));
+        wrong.extend(moved.map(|(slo, number)| format!("{number} of {slo} was on {node}, which is well, and is not any more")));
+    }
+    for (key, states) in seen.had.iter().filter(|(key, _)| !hit.contains(&name::on_node(&key.namespace, &key.name))) {
+        if states.iter().any(|state| state != "kept") {
+            wrong.push(format!("{key} had nothing on these nodes, and was {states:?} meanwhile"));
+        }
+    }
+    wrong
 }
 
-fn memory(process: &Process) -> u64 {
+/// A line of a process's status, in MiB: what it has now (`VmRSS`), or had at most (`VmHWM`).
+fn memory(process: &Process, what: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/status", process.child.id())).unwrap();
-    let line = text.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(what)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 

@@ -1,9 +1,11 @@
 //! Watches: what changes at the API server, into the world.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::time::Instant;
 
 use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod as KubePod};
 use kube::api::{Api, Resource};
 use kube::core::DeserializeGuard;
@@ -17,7 +19,11 @@ use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClass, Se
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::warn;
 
+use crate::agents::Agents;
 use crate::pod;
+
+/// A watch is begun anew after this time, in seconds: the connection may be dead, and silent.
+const RENEWED: u32 = 60;
 
 /// A change of an object, or of all objects of a kind.
 #[derive(Debug)]
@@ -31,17 +37,17 @@ pub enum Change {
     Chain(Event<ServiceChain>),
     Slo(Event<Slo>),
     Profile(Event<DeserializeGuard<NfProfile>>),
+    Lease(Event<Lease>),
 }
 
 /// Kinds of [`Change`].
-const KINDS: usize = 8;
+const KINDS: usize = 9;
 
-fn start<K>(client: &Client, out: &UnboundedSender<Change>, only: Option<&str>, wrap: fn(Event<K>) -> Change)
+fn start<K>(api: Api<K>, out: &UnboundedSender<Change>, only: Option<&str>, wrap: fn(Event<K>) -> Change)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let config = watcher::Config { label_selector: only.map(str::to_owned), ..watcher::Config::default() };
-    let api: Api<K> = Api::all(client.clone());
+    let config = watcher::Config { label_selector: only.map(str::to_owned), ..watcher::Config::default() }.timeout(RENEWED);
     let out = out.clone();
     tokio::spawn(async move {
         let stream = watcher(api, config).default_backoff().modify(|object: &mut K| object.managed_fields_mut().clear());
@@ -59,51 +65,61 @@ where
     });
 }
 
-/// Watches everything that a plan depends on.
-pub fn watch(client: &Client, out: &UnboundedSender<Change>) {
-    start(client, out, None, Change::Node);
-    start(client, out, Some(labels::SLO), Change::Pod);
-    start(client, out, None, Change::Plan);
-    start(client, out, None, Change::Class);
-    start(client, out, None, Change::Function);
-    start(client, out, None, Change::Chain);
-    start(client, out, None, Change::Slo);
-    start(client, out, None, Change::Profile);
+/// Watches everything that a plan depends on. The leases of agents are in the operator's namespace.
+pub fn watch(client: &Client, namespace: &str, out: &UnboundedSender<Change>) {
+    let all = || client.clone();
+    start(Api::all(all()), out, None, Change::Node);
+    start(Api::all(all()), out, Some(labels::SLO), Change::Pod);
+    start(Api::all(all()), out, None, Change::Plan);
+    start(Api::all(all()), out, None, Change::Class);
+    start(Api::all(all()), out, None, Change::Function);
+    start(Api::all(all()), out, None, Change::Chain);
+    start(Api::all(all()), out, None, Change::Slo);
+    start(Api::all(all()), out, None, Change::Profile);
+    start(Api::namespaced(all(), namespace), out, Some(labels::AGENT), Change::Lease);
 }
 
 /// Where in its list each kind is.
 #[derive(Debug, Default)]
-pub struct Lists {
+struct Listed {
     /// Kinds that were listed once.
     done: BTreeSet<&'static str>,
     /// Objects of the list that is being read.
-    listed: std::collections::BTreeMap<&'static str, BTreeSet<Key>>,
+    listed: BTreeMap<&'static str, BTreeSet<Key>>,
+}
+
+/// What was read of each kind, as far as it is not in the world.
+#[derive(Debug, Default)]
+pub struct Lists {
+    lists: Listed,
+    pub agents: Agents,
 }
 
 impl Lists {
     /// Whether all kinds were listed.
     pub fn are_done(&self) -> bool {
-        self.done.len() == KINDS
+        self.lists.done.len() == KINDS
     }
 
     /// Notes that a plan is there, whatever the list says that is being read: it may be older.
     pub fn note_plan(&mut self, name: &str) {
-        if let Some(listed) = self.listed.get_mut("plan") {
+        if let Some(listed) = self.lists.listed.get_mut("plan") {
             listed.insert(Key::new("", name));
         }
     }
 
     /// Puts a change into the world. Returns whether it matters.
     pub fn take(&mut self, world: &mut World, change: Change) -> bool {
+        let Self { lists, agents } = self;
         match change {
-            Change::Node(event) => self.each(world, "node", event, |world, key, node| {
-                let node = node.map(|node| convert(&node));
+            Change::Node(event) => lists.each(world, "node", event, |world, key, node| {
+                let node = node.map(|node| Node { is_served: agents.is_served(&key.name), ..convert(&node) });
                 let is_new = world.nodes.get(&key.name) != node.as_ref();
                 world.epoch += u64::from(is_new);
                 set(&mut world.nodes, key.name, node);
                 is_new
             }),
-            Change::Pod(event) => self.each(world, "pod", event, |world, key, pod| {
+            Change::Pod(event) => lists.each(world, "pod", event, |world, key, pod| {
                 let pod = pod.map(|pod| convert_pod(&pod));
                 let known = world.pods.get(&key);
                 // A gate never comes back: the watch is behind what was written.
@@ -117,43 +133,75 @@ impl Lists {
             }),
             // The one that is known was made after that one was deleted.
             Change::Plan(Event::Delete(plan)) if is_other(world, &plan) => false,
-            Change::Plan(event) => self.each(world, "plan", event, |world, key, plan| match plan {
+            Change::Plan(event) => lists.each(world, "plan", event, |world, key, plan| match plan {
                 Some(plan) => put_plan(world, plan),
                 None => world.plans.remove(&key.name).is_some(),
             }),
-            Change::Class(event) => self.each(world, "class", event, |world, key, class| {
+            Change::Class(event) => lists.each(world, "class", event, |world, key, class| {
                 world.epoch += 1;
                 let class = readable(&key, class);
                 set(&mut world.classes, key.name, class.map(|class| class.spec));
                 true
             }),
-            Change::Function(event) => self.each(world, "function", event, |world, key, object| {
-                let is_new = spec_differs(world.functions.get(&key), object.as_ref());
+            Change::Function(event) => lists.each(world, "function", event, |world, key, object| {
+                let is_new = put(&mut world.functions, key, object);
                 world.epoch += u64::from(is_new);
-                set(&mut world.functions, key, object);
                 is_new
             }),
-            Change::Chain(event) => self.each(world, "chain", event, |world, key, object| {
-                let is_new = spec_differs(world.chains.get(&key), object.as_ref());
+            Change::Chain(event) => lists.each(world, "chain", event, |world, key, object| {
+                let is_new = put(&mut world.chains, key, object);
                 world.epoch += u64::from(is_new);
-                set(&mut world.chains, key, object);
                 is_new
             }),
-            Change::Slo(event) => self.each(world, "slo", event, |world, key, object| {
-                let is_new = spec_differs(world.slos.get(&key), object.as_ref());
-                set(&mut world.slos, key, object);
-                is_new
-            }),
-            Change::Profile(event) => self.each(world, "profile", event, |world, key, object| {
+            Change::Slo(event) => lists.each(world, "slo", event, |world, key, object| put(&mut world.slos, key, object)),
+            Change::Profile(event) => lists.each(world, "profile", event, |world, key, object| {
                 let object = readable(&key, object);
                 let is_new = spec_differs(world.profiles.get(&key), object.as_ref());
                 world.epoch += u64::from(is_new);
                 set(&mut world.profiles, key, object);
                 is_new
             }),
+            Change::Lease(event) => self.take_lease(world, event),
         }
     }
 
+    fn take_lease(&mut self, world: &mut World, event: Event<Lease>) -> bool {
+        match event {
+            Event::Apply(lease) | Event::InitApply(lease) => {
+                self.agents.see(&lease, Instant::now()).is_some_and(|node| serve(world, &node, true))
+            }
+            Event::Delete(lease) => self.agents.lose(&lease).is_some_and(|node| serve(world, &node, false)),
+            Event::Init => false,
+            // One that is gone will be silent.
+            Event::InitDone => self.lists.done.insert("lease"),
+        }
+    }
+
+    /// Takes each lease of an agent as just seen: nothing may have been seen for long.
+    pub fn trust_agents(&mut self, world: &mut World) {
+        self.agents.trust(Instant::now());
+        for (name, node) in &mut world.nodes {
+            node.is_served = self.agents.is_served(name);
+        }
+    }
+
+    /// The nodes whose agents have been silent for too long.
+    pub fn silence(&mut self, world: &mut World) -> Vec<String> {
+        let mut silent = self.agents.silence(Instant::now());
+        silent.retain(|node| serve(world, node, false));
+        silent
+    }
+}
+
+/// Notes whether a node is served. Returns whether that is news.
+fn serve(world: &mut World, name: &str, is_served: bool) -> bool {
+    let Some(node) = world.nodes.get_mut(name).filter(|node| node.is_served != is_served) else { return false };
+    node.is_served = is_served;
+    world.epoch += 1;
+    true
+}
+
+impl Listed {
     fn each<K: ResourceExt>(
         &mut self,
         world: &mut World,
@@ -208,17 +256,36 @@ fn keys(world: &World, kind: &str) -> Vec<Key> {
     }
 }
 
-fn set<K: Ord, V>(map: &mut std::collections::BTreeMap<K, V>, key: K, value: Option<V>) {
+fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
     match value {
         Some(value) => drop(map.insert(key, value)),
         None => drop(map.remove(&key)),
     }
 }
 
+/// Puts an object, or that it is gone, where it belongs. Returns whether its spec is another one.
+fn put<K: ResourceExt>(map: &mut BTreeMap<Key, K>, key: Key, object: Option<K>) -> bool {
+    let known = map.get(&key);
+    if is_behind(known, object.as_ref()) {
+        return false;
+    }
+    let is_new = spec_differs(known, object.as_ref());
+    set(map, key, object);
+    is_new
+}
+
 /// Whether an object has come, gone, or has another spec.
 fn spec_differs<K: ResourceExt>(before: Option<&K>, now: Option<&K>) -> bool {
     let of = |object: &K| (object.meta().uid.clone(), object.meta().generation);
     before.map(of) != now.map(of)
+}
+
+/// Whether an object is older than the one that is known: a watch may be behind what was written.
+fn is_behind<K: ResourceExt>(known: Option<&K>, now: Option<&K>) -> bool {
+    let version = |object: &K| object.resource_version()?.parse::<u64>().ok();
+    known.zip(now).is_some_and(|(known, now)| {
+        known.uid() == now.uid() && version(known).zip(version(now)).is_some_and(|(known, now)| now < known)
+    })
 }
 
 /// Whether the plan that is known of a node is another object.
@@ -257,6 +324,7 @@ fn convert(node: &KubeNode) -> Node {
         labels: node.metadata.labels.clone().unwrap_or_default(),
         is_ready: conditions.clone().any(|one| one.type_ == "Ready" && one.status == "True"),
         is_cordoned: node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)),
+        ..Node::default()
     }
 }
 
@@ -279,6 +347,32 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// A node, or the lease of its agent, as it was renewed.
+    fn seen(renewed: Option<&str>) -> Change {
+        let name = if renewed.is_some() { labels::lease_of("a") } else { "a".into() };
+        let spec = renewed.map(|time| json!({"renewTime": time, "leaseDurationSeconds": 40})).unwrap_or_default();
+        let object = json!({"metadata": {"name": name, "namespace": "s"}, "spec": spec});
+        match renewed {
+            Some(_) => Change::Lease(Event::Apply(serde_json::from_value(object).unwrap())),
+            None => Change::Node(Event::Apply(serde_json::from_value(object).unwrap())),
+        }
+    }
+
+    #[test]
+    fn a_renewed_lease_is_no_news() {
+        let (mut world, mut lists) = (World::default(), Lists::default());
+        let first = "2026-01-01T00:00:00.000000Z";
+        assert!(!lists.take(&mut world, seen(Some(first))), "its node is not known yet");
+        assert!(lists.take(&mut world, seen(None)) && world.nodes["a"].is_served);
+        let epoch = world.epoch;
+        assert!(!lists.take(&mut world, seen(Some("2026-01-01T00:00:10.000000Z"))));
+        assert!(!lists.take(&mut world, seen(None)), "a node stays as it is served");
+        assert_eq!(world.epoch, epoch);
+        let Change::Lease(Event::Apply(lease)) = seen(Some(first)) else { unreachable!() };
+        assert!(lists.take(&mut world, Change::Lease(Event::Delete(lease))) && !world.nodes["a"].is_served);
+        assert!(lists.take(&mut world, seen(Some(first))) && world.nodes["a"].is_served && world.epoch > epoch);
+    }
 
     #[test]
     fn an_object_that_cannot_be_read_stops_no_other() {

@@ -8,8 +8,8 @@
 //!
 //! *Term*: the lease's transitions, one more for each holder. It is written into each plan, and the
 //! API server refuses a plan with a lower one: what a holder has sent that was stopped, and goes on
-//! later, does no harm where its successor has written. If the lease was deleted, the count begins
-//! above the terms of the plans.
+//! later, does no harm, as its successor writes the term into all plans first. If the lease was
+//! deleted, the count begins above the terms of the plans.
 
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ impl Candidate {
         let until = began + self.time * 2 / 3;
         let found = within(self.time / 6, self.api.get_opt(&self.name)).await?;
         let Some(found) = found else {
-            let spec = self.spec(highest + 1, None);
+            let spec = self.spec(highest.saturating_add(1), None)?;
             let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(spec) };
             let made = within(self.time / 6, self.api.create(&PostParams::default(), &lease)).await;
@@ -85,9 +85,9 @@ impl Candidate {
         let transitions = i64::from(spec.lease_transitions.unwrap_or(0));
         // A holder's plans have its own term.
         let goes_on = is_mine && self.holds.is_some() && highest <= transitions;
-        let term = if goes_on { transitions } else { (transitions + 1).max(highest + 1) };
+        let term = if goes_on { transitions } else { transitions.max(highest).saturating_add(1) };
         let acquired = spec.acquire_time.filter(|_| goes_on);
-        let lease = Lease { metadata: found.metadata, spec: Some(self.spec(term, acquired)) };
+        let lease = Lease { metadata: found.metadata, spec: Some(self.spec(term, acquired)?) };
         let written = within(self.time / 6, self.api.replace(&self.name, &PostParams::default(), &lease)).await;
         self.settle(written, until)
     }
@@ -125,15 +125,43 @@ impl Candidate {
         }
     }
 
-    fn spec(&self, term: i64, acquired: Option<MicroTime>) -> LeaseSpec {
+    /// # Errors
+    /// A lease cannot count that far.
+    fn spec(&self, term: i64, acquired: Option<MicroTime>) -> Result<LeaseSpec, Error> {
         let now = MicroTime(Timestamp::now());
-        LeaseSpec {
+        Ok(LeaseSpec {
             holder_identity: Some(self.me.clone()),
             lease_duration_seconds: i32::try_from(self.time.as_secs()).ok(),
-            lease_transitions: i32::try_from(term).ok(),
+            lease_transitions: Some(transitions(term, &self.name)?),
             acquire_time: Some(acquired.unwrap_or_else(|| now.clone())),
             renew_time: Some(now),
             ..LeaseSpec::default()
-        }
+        })
+    }
+}
+
+/// A term as a lease counts it.
+fn transitions(term: i64, lease: &str) -> Result<i32, Error> {
+    let far = |_| {
+        let message = format!(
+            "the next term would be {term}, and a lease counts to {}: somebody has written a term by hand. Delete the lease {lease} \
+             if it is of that (kubectl get lease), and otherwise the NodePlans with such a term (kubectl get nodeplans \
+             -o custom-columns=NAME:.metadata.name,TERM:.spec.term)",
+            i32::MAX
+        );
+        Error::Service(message.into())
+    };
+    i32::try_from(term).map_err(far)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_that_no_lease_can_hold_says_what_to_do() {
+        assert_eq!(transitions(i64::from(i32::MAX), "a").ok(), Some(i32::MAX));
+        let error = transitions(i64::from(i32::MAX) + 1, "a").unwrap_err().to_string();
+        assert!(error.contains("Delete the lease a") && error.contains("2147483648"), "{error}");
     }
 }

@@ -3,9 +3,14 @@
 //! It needs nothing but the API server: what it has decided is in the NodePlans, so that it can be
 //! killed and started anywhere at any time. Several may run; the one with the lease acts.
 
+mod agents;
 mod args;
+mod backoff;
 mod feed;
+mod jobs;
 mod lease;
+mod news;
+mod order;
 mod pod;
 mod run;
 mod write;

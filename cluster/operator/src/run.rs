@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, StreamExt};
-use k8s_openapi::api::core::v1::Pod;
+use futures::stream::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Resource};
@@ -25,51 +25,56 @@ use serde::de::DeserializeOwned;
 use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Key, Memo, Round, World, place};
-use sluice_cluster_types::{NodePlan, labels};
+use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
+use sluice_slo::placement::PlacedServer;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use crate::args::RunArgs;
+use crate::backoff::Failure;
 use crate::feed::{self, Change, Lists, put_plan};
+use crate::jobs::{Job, Jobs, Outcome, Work};
 use crate::lease::{Candidate, Held};
-use crate::write::{self, is_conflict};
+use crate::news::{self, Herald, News};
+use crate::order::is_early;
+use crate::write;
 
 /// Changes are collected for this long, so that many that come together are one round.
 const GATHER: Duration = Duration::from_millis(4);
-/// Pause after a request has failed.
-const PAUSE: Duration = Duration::from_millis(500);
-
-/// What a request beside the rounds has done: the object as it is now.
-type Outcome = Result<Option<Change>, Error>;
-
-/// A request beside the rounds; one of each at a time, pods first.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Job {
-    Pod(Key),
-    Slo(Key),
-    Chain(Key),
-    Function(Key),
-}
 
 struct Operator {
     client: Client,
+    /// Its leases, and those of agents, are there.
+    namespace: String,
+    /// Time limit of a request.
+    limit: Duration,
     world: World,
     lists: Lists,
     memo: Memo,
     /// The term that the memo is of.
     term: Option<i64>,
     began: Instant,
-    most: usize,
-    /// Requests that are under way, and those that are to follow.
-    jobs: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>>,
-    busy: BTreeSet<Job>,
-    todo: BTreeMap<Job, BoxFuture<'static, Outcome>>,
-    /// None is started before, because one has failed.
-    quiet_until: Option<Instant>,
+    jobs: Jobs,
+    /// Nodes of whose plans nobody knows whether they were written. They are read before the next
+    /// round; what may be written yet has its server, without instances.
+    unsure: BTreeMap<String, Option<PlacedServer>>,
+    /// Pods of which nobody knows whether they were given an instance.
+    unsure_pods: BTreeSet<Key>,
+    /// What nodes say that refuse their plans.
+    refusals: BTreeMap<String, String>,
+    herald: Herald,
     held: watch::Receiver<Option<Held>>,
     highest: Arc<AtomicI64>,
+}
+
+/// What became of a plan.
+enum Written {
+    As(Box<NodePlan>),
+    Gone,
+    /// It was left as it is.
+    Not,
 }
 
 /// Plans until a signal ends it.
@@ -77,7 +82,7 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no API server is known: run in a pod, or name a file in $KUBECONFIG")?;
     let (mut ends, mut stops) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (out, changes) = unbounded_channel();
-    feed::watch(&client, &out);
+    feed::watch(&client, &args.namespace, &out);
     let highest = Arc::new(AtomicI64::new(0));
     let me = format!("{}-{}", std::env::var("HOSTNAME").unwrap_or_else(|_| "operator".into()), uuid());
     let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &me, args.lease_time());
@@ -85,17 +90,19 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     let end = Arc::new(Notify::new());
     let election = tokio::spawn(elect(candidate, say, highest.clone(), end.clone()));
     let operator = Operator {
+        herald: Herald::start(client.clone(), &me, args.request_time()),
         client,
+        namespace: args.namespace.clone(),
+        limit: args.request_time(),
         world: World::default(),
         lists: Lists::default(),
         memo: Memo::default(),
         term: None,
         began: Instant::now(),
-        most: args.requests as usize,
-        jobs: FuturesUnordered::new(),
-        busy: BTreeSet::new(),
-        todo: BTreeMap::new(),
-        quiet_until: None,
+        jobs: Jobs::new(args.requests as usize),
+        unsure: BTreeMap::new(),
+        unsure_pods: BTreeSet::new(),
+        refusals: BTreeMap::new(),
         held,
         highest,
     };
@@ -127,8 +134,11 @@ async fn elect(mut candidate: Candidate, say: watch::Sender<Option<Held>>, highe
             _ = ticks.tick() => {}
         }
         // Negative until the plans are read: without their terms, none of its own is high enough.
-        let Ok(above) = u32::try_from(highest.load(Ordering::Relaxed)) else { continue };
-        match candidate.attempt(above.into()).await {
+        let above = highest.load(Ordering::Relaxed);
+        if above < 0 {
+            continue;
+        }
+        match candidate.attempt(above).await {
             Ok(()) => has_warned = false,
             Err(error) if !has_warned => {
                 warn!("the lease cannot be read or written: {error}; it is tried again");
@@ -145,46 +155,65 @@ impl Operator {
     async fn go(mut self, mut changes: UnboundedReceiver<Change>) {
         self.highest.store(-1, Ordering::Relaxed);
         let mut again = false;
-        let mut pause = None;
         loop {
             let mut is_new = std::mem::take(&mut again);
             if !is_new {
-                is_new = self.wait(&mut changes, pause.take()).await;
+                is_new = self.wait(&mut changes).await;
             }
             while let Ok(change) = changes.try_recv() {
-                is_new |= self.lists.take(&mut self.world, change);
+                is_new |= self.take(change);
             }
             if !self.lists.are_done() {
                 continue;
             }
             let terms = self.world.plans.values().map(|plan| plan.spec.term);
-            self.highest.store(terms.max().unwrap_or(0), Ordering::Relaxed);
+            self.highest.store(terms.max().unwrap_or(0).max(0), Ordering::Relaxed);
             let Some(held) = self.leads() else {
                 self.term = None;
                 // What was decided is the next holder's to decide, and nothing is waited for.
-                self.todo.clear();
-                self.quiet_until = None;
+                self.jobs.stop();
+                self.jobs.pauses.clear();
                 continue;
             };
             if self.term != Some(held.term) {
-                match self.begin(held.term).await {
-                    Ok(()) => is_new = true,
-                    Err(error) => {
-                        warn!("plans and pods cannot be read: {error}; it is tried again");
-                        pause = Some(PAUSE);
-                        continue;
-                    }
-                }
+                is_new = self.try_begin(held.term).await;
             }
-            if is_new {
-                let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
-                again = round.again;
-                let (is_stale, failed) = self.write(round).await;
-                self.follow();
-                // Not to try a broken API server without a pause.
-                again = (again || is_stale) && !failed;
-                pause = failed.then_some(PAUSE);
+            is_new |= self.listen().await;
+            // Meanwhile, another one may have come to lead.
+            if !is_new || self.term != Some(held.term) || self.leads().is_none_or(|now| now.term != held.term) {
+                continue;
             }
+            if !self.read_unsure(held.term).await {
+                // After a conflict there is no pause to wait for.
+                again = self.jobs.pauses.may(&Job::Unsure, Instant::now());
+                continue;
+            }
+            let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
+            again = round.again;
+            again |= self.write(round, held.term).await;
+            self.follow();
+        }
+    }
+
+    /// Puts a change into the world. Returns whether it matters.
+    fn take(&mut self, change: Change) -> bool {
+        let Some(job) = Job::of(&change) else { return self.lists.take(&mut self.world, change) };
+        let before = self.status_of(&job);
+        let is_new = self.lists.take(&mut self.world, change);
+        if is_new {
+            self.jobs.pauses.end(&job);
+        }
+        // Somebody else has written the status, or an old request that came late.
+        is_new || (!self.jobs.is_busy(&job) && before != self.status_of(&job))
+    }
+
+    /// The status of an object that the operator writes, as text.
+    fn status_of(&self, job: &Job) -> Option<String> {
+        match job {
+            Job::Slo(key) => self.world.slos.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Chain(key) => self.world.chains.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Function(key) => self.world.functions.get(key).map(|one| format!("{:?}", one.status)),
+            _ => None,
         }
     }
 
@@ -194,15 +223,17 @@ impl Operator {
     }
 
     /// Waits for a change that matters, for a deadline, or for the lease.
-    async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>, pause: Option<Duration>) -> bool {
-        let now = self.began.elapsed();
-        let deadline = self.memo.next_deadline(now).map(|end| end.saturating_sub(now));
-        let quiet = self.quiet_until.map(|until| until.saturating_duration_since(Instant::now()));
-        let longest = [pause, deadline, quiet].into_iter().flatten().min().unwrap_or(Duration::from_secs(3600));
+    async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>) -> bool {
+        let (since, now) = (self.began.elapsed(), Instant::now());
+        let planned = self.memo.next_deadline(since).map(|end| end.saturating_sub(since));
+        let is_asked = self.term.is_some() && self.jobs.pauses.may(&Job::Leases, now);
+        let silent = self.lists.agents.deadline().filter(|_| is_asked);
+        let others = [silent, self.jobs.pauses.next(now)].into_iter().flatten().map(|end| end.saturating_duration_since(now));
+        let longest = others.chain(planned).min().unwrap_or(Duration::from_secs(3600));
         tokio::select! {
             change = changes.recv() => {
                 tokio::time::sleep(GATHER).await;
-                change.is_some_and(|change| self.lists.take(&mut self.world, change))
+                change.is_some_and(|change| self.take(change))
             }
             Some((job, done)) = self.jobs.next() => self.finish(job, done),
             _ = self.held.changed() => false,
@@ -210,11 +241,32 @@ impl Operator {
         }
     }
 
-    /// Reads plans and pods when it begins to lead: what it has watched may be behind what its
-    /// predecessor has written.
+    /// Begins to lead, if that is not tried in vain just now. Returns whether it does.
+    async fn try_begin(&mut self, term: i64) -> bool {
+        if !self.jobs.pauses.may(&Job::Begin, Instant::now()) {
+            return false;
+        }
+        let done = self.begin(term).await;
+        self.jobs.end(&Job::Begin, done.as_ref().err().map(Failure::of));
+        match done {
+            Ok(()) => {
+                self.term = Some(term);
+                info!("leads, in term {term}: {} nodes, {} SLOs", self.world.nodes.len(), self.world.slos.len());
+                true
+            }
+            Err(error) => {
+                warn!("plans, pods and leases cannot be read: {error}; it is tried again");
+                false
+            }
+        }
+    }
+
+    /// Reads plans, pods and leases when it begins to lead: what it has watched may be behind what
+    /// its predecessor has written.
     async fn begin(&mut self, term: i64) -> Result<(), Error> {
+        let limit = self.limit * 2;
         let api: Api<NodePlan> = Api::all(self.client.clone());
-        let listed = write::within(write::LIMIT * 2, api.list(&ListParams::default())).await?;
+        let listed = write::within(limit, api.list(&ListParams::default())).await?;
         let names: BTreeSet<String> = listed.items.iter().filter_map(|plan| plan.metadata.name.clone()).collect();
         self.world.plans.retain(|name, _| names.contains(name));
         for plan in listed.items {
@@ -222,62 +274,128 @@ impl Operator {
         }
         // The same of pods: one that has an instance must not look as if it waited.
         let api: Api<Pod> = Api::all(self.client.clone());
-        let listed = write::within(write::LIMIT * 2, api.list(&ListParams::default().labels(labels::SLO))).await?;
+        let listed = write::within(limit, api.list(&ListParams::default().labels(labels::SLO))).await?;
         for pod in listed.items {
-            self.lists.take(&mut self.world, Change::Pod(Event::Apply(pod)));
+            self.take(Change::Pod(Event::Apply(pod)));
         }
+        self.read_leases().await?;
+        self.lists.trust_agents(&mut self.world);
+        self.unsure.clear();
+        self.unsure_pods.clear();
         self.memo = Memo::default();
-        self.term = Some(term);
-        info!("leads, in term {term}: {} nodes, {} SLOs", self.world.nodes.len(), self.world.slos.len());
+        self.claim(term).await;
         Ok(())
     }
 
-    /// Writes the plans of a round. Returns whether some have changed meanwhile, and whether
-    /// something else has failed.
-    async fn write(&mut self, round: Round) -> (bool, bool) {
-        let (client, held) = (&self.client, &self.held);
-        let leads = || held.borrow().is_some_and(|held| Instant::now() < held.until);
-        let known = &self.world.plans;
-        let writes = round.plans.into_iter().map(|spec| async move {
-            let name = spec.server.name.clone();
-            // Whatever has taken so long, another one may lead by now.
-            let done = match leads() {
-                true => write::plan(client, known.get(&name), spec).await.map(Some),
-                false => Ok(None),
-            };
-            (name, done)
+    /// Writes its term into all plans, so that the API server refuses whatever an operator before
+    /// it has sent, and comes late. The revisions stay, so nodes have nothing to do.
+    async fn claim(&mut self, term: i64) {
+        let (client, held, limit) = (&self.client, &self.held, self.limit);
+        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
+        let older = self.world.plans.values().filter(|plan| plan.spec.term < term);
+        let claims = older.map(|known| async move {
+            let spec = NodePlanSpec { term, ..known.spec.clone() };
+            let server = PlacedServer::empty(&spec.server.name, &spec.server.shape);
+            let done = if leads() { write::plan(client, limit, Some(known), spec).await.ok() } else { None };
+            (server, done)
         });
-        let written: Vec<_> = futures::stream::iter(writes).buffer_unordered(self.most).collect().await;
-        let mut failed: Option<Error> = None;
-        let mut stale = Vec::new();
-        for (name, done) in written {
+        let all: Vec<_> = futures::stream::iter(claims).buffer_unordered(self.jobs.most).collect().await;
+        for (server, done) in all {
             match done {
-                Ok(Some(plan)) => self.put(plan),
-                Ok(None) => {}
-                Err(error) if is_conflict(&error) => stale.push(name),
+                Some(plan) => self.put(plan),
+                // It is fenced before the first round.
+                None => drop(self.unsure.insert(server.name.clone(), Some(server))),
+            }
+        }
+    }
+
+    /// Reads the leases of agents. Returns whether any is news.
+    async fn read_leases(&mut self) -> Result<bool, Error> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let listed = write::within(self.limit, api.list(&ListParams::default().labels(labels::AGENT))).await?;
+        let mut is_new = false;
+        for lease in listed.items {
+            is_new |= self.take(Change::Lease(Event::Apply(lease)));
+        }
+        Ok(is_new)
+    }
+
+    /// Finds out which agents are silent by now. Returns whether that is news.
+    async fn listen(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.lists.agents.deadline().is_some_and(|end| end <= now);
+        if !is_due || self.term.is_none() || !self.jobs.pauses.may(&Job::Leases, now) {
+            return false;
+        }
+        let done = self.read_leases().await;
+        self.jobs.end(&Job::Leases, done.as_ref().err().map(Failure::of));
+        let is_new = match done {
+            Ok(is_new) => is_new,
+            Err(error) => {
+                warn!("leases of agents cannot be read: {error}; until they are, none counts as silent");
+                return false;
+            }
+        };
+        let silent = self.lists.silence(&mut self.world);
+        for node in &silent {
+            warn!("the agent of {node} is silent");
+            self.herald.say(&news::node(node), [news::silent()]);
+        }
+        is_new || !silent.is_empty()
+    }
+
+    /// Writes the plans of a round. Returns whether another one is to follow at once: some plans
+    /// have changed meanwhile, or nobody knows.
+    async fn write(&mut self, round: Round, term: i64) -> bool {
+        let (later, first): (Vec<_>, Vec<_>) = round.plans.into_iter().partition(|spec| is_early(&self.world, spec));
+        let gone = round.gone.into_iter().map(|name| (name, None));
+        let named = |spec: NodePlanSpec| (spec.server.name.clone(), Some(spec));
+        self.write_all(first.into_iter().map(named).chain(gone).collect(), term).await;
+        // Those of which that does not hold yet are decided anew.
+        let (_, later): (Vec<_>, Vec<_>) = later.into_iter().partition(|spec| is_early(&self.world, spec));
+        self.write_all(later.into_iter().map(named).collect(), term).await;
+        !self.unsure.is_empty()
+    }
+
+    async fn write_all(&mut self, all: Vec<(String, Option<NodePlanSpec>)>, term: i64) {
+        let (client, held, known, limit) = (&self.client, &self.held, &self.world.plans, self.limit);
+        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
+        let now = Instant::now();
+        let due = all.into_iter().filter(|(name, _)| self.jobs.pauses.may(&Job::Plan(name.clone()), now));
+        let writes = due.map(|(name, spec)| async move {
+            let tried = spec.as_ref().map(|spec| PlacedServer::empty(&name, &spec.server.shape));
+            let done = match (known.get(&name), spec) {
+                // Whatever has taken so long, another one may lead by now.
+                _ if !leads() => Ok(Written::Not),
+                (known, Some(spec)) => write::plan(client, limit, known, spec).await.map(|plan| Written::As(Box::new(plan))),
+                (Some(known), None) => write::delete_plan(client, limit, known).await.map(|()| Written::Gone),
+                (None, None) => Ok(Written::Not),
+            };
+            (name, tried, done)
+        });
+        let written: Vec<_> = futures::stream::iter(writes).buffer_unordered(self.jobs.most).collect().await;
+        for (name, tried, done) in written {
+            let job = Job::Plan(name.clone());
+            match done {
+                Ok(Written::Not) => {}
+                Ok(Written::As(plan)) => {
+                    self.jobs.end(&job, None);
+                    self.put(*plan);
+                }
+                Ok(Written::Gone) => {
+                    self.jobs.end(&job, None);
+                    self.world.plans.remove(&name);
+                }
                 Err(error) => {
-                    // It may be written all the same.
-                    stale.push(name);
-                    failed = failed.or(Some(error));
+                    let failure = Failure::of(&error);
+                    if failure != Failure::Conflict {
+                        warn!("the plan of {name} could not be written: {error}; it is tried again");
+                    }
+                    self.jobs.end(&job, Some(failure));
+                    self.unsure.insert(name, tried.filter(|_| Failure::is_doubtful(&error)));
                 }
             }
         }
-        for name in round.gone {
-            let Some(plan) = self.world.plans.get(&name) else { continue };
-            match write::delete_plan(&self.client, plan).await {
-                Ok(()) => drop(self.world.plans.remove(&name)),
-                Err(_) => stale.push(name),
-            }
-        }
-        for name in &stale {
-            if let Err(error) = self.read(name).await {
-                failed = failed.or(Some(error));
-            }
-        }
-        if let Some(error) = &failed {
-            warn!("a plan could not be written: {error}; it is tried again");
-        }
-        (!stale.is_empty(), failed.is_some())
     }
 
     fn put(&mut self, mut plan: NodePlan) {
@@ -286,91 +404,152 @@ impl Operator {
         put_plan(&mut self.world, plan);
     }
 
-    /// Reads a plan again.
-    async fn read(&mut self, name: &str) -> Result<(), Error> {
-        let api: Api<NodePlan> = Api::all(self.client.clone());
-        match write::within(write::LIMIT, api.get_opt(name)).await? {
-            Some(plan) => self.put(plan),
-            None => drop(self.world.plans.remove(name)),
+    /// Reads the plans of which nobody knows whether they were written. Returns whether all are
+    /// known now: a round that goes by one that is not could place an instance twice.
+    async fn read_unsure(&mut self, term: i64) -> bool {
+        if self.unsure.is_empty() {
+            return true;
         }
-        Ok(())
+        if !self.jobs.pauses.may(&Job::Unsure, Instant::now()) {
+            return false;
+        }
+        let (client, held, limit) = (&self.client, &self.held, self.limit);
+        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
+        let reads = std::mem::take(&mut self.unsure).into_iter().map(|(name, tried)| async move {
+            let read = if leads() { Some(write::fence(client, limit, &name, tried.clone(), term).await) } else { None };
+            (name, tried, read)
+        });
+        let all: Vec<_> = futures::stream::iter(reads).buffer_unordered(self.jobs.most).collect().await;
+        let mut failure = None;
+        for (name, tried, read) in all {
+            match read {
+                Some(Ok(Some(plan))) => self.put(plan),
+                Some(Ok(None)) => drop(self.world.plans.remove(&name)),
+                Some(Err(error)) => {
+                    if failure.is_none() {
+                        warn!("the plan of {name} cannot be read: {error}; nothing is planned until it can be");
+                    }
+                    failure = Some(Failure::of(&error));
+                    self.unsure.insert(name, tried);
+                }
+                None => drop(self.unsure.insert(name, tried)),
+            }
+        }
+        self.jobs.end(&Job::Unsure, failure);
+        self.unsure.is_empty()
     }
 
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
-        if self.quiet_until.is_some_and(|until| Instant::now() < until) {
-            // They were decided by plans that have changed since.
-            self.todo.clear();
-            return;
+        let mut todo = self.decided();
+        let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
+        for (key, status) in all.slos {
+            let Some(slo) = self.world.slos.get(&key) else { continue };
+            let news = news::of_slo(&slo.status.clone().unwrap_or_default(), &status);
+            todo.insert(Job::Slo(key), self.status(slo, status, news, Change::Slo));
         }
-        self.quiet_until = None;
-        let mut todo: BTreeMap<Job, BoxFuture<'static, Outcome>> = BTreeMap::new();
+        for (key, status) in all.chains {
+            let Some(chain) = self.world.chains.get(&key) else { continue };
+            let news = news::of_chain(&chain.status.clone().unwrap_or_default(), &status);
+            todo.insert(Job::Chain(key), self.status(chain, status, news, Change::Chain));
+        }
+        for (key, status) in all.functions {
+            let Some(function) = self.world.functions.get(&key) else { continue };
+            let news = news::of_function(&function.status.clone().unwrap_or_default(), &status);
+            todo.insert(Job::Function(key), self.status(function, status, news, Change::Function));
+        }
+        let (refusals, new) = news::refusals(&self.refusals, self.world.plans.values());
+        self.refusals = refusals;
+        for (node, one) in new {
+            self.herald.say(&news::node(&node), [one]);
+        }
+        self.jobs.plan(todo);
+        self.start();
+    }
+
+    /// What is to be done with pods.
+    fn decided(&self) -> BTreeMap<Job, Work> {
         // A pod that is being given an instance does not have it yet in the world.
         let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
-        let under_way: BTreeSet<_> =
-            self.busy.iter().filter_map(|job| if let Job::Pod(key) = job { asks(key) } else { None }).collect();
+        let busy = self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { Some(key) } else { None });
+        let under_way: BTreeSet<_> = busy.chain(&self.unsure_pods).filter_map(asks).collect();
+        let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
+        for key in self.unsure_pods.iter().cloned() {
+            let (client, limit, job) = (self.client.clone(), self.limit, Job::Pod(key.clone()));
+            let work = async move { Ok(write::pod(client, limit, &key).await?.map(Event::Apply).map(Change::Pod)) };
+            todo.insert(job, Box::pin(work));
+        }
         for decision in pods::bind(&self.world) {
             let (Decision::Bind { pod, .. } | Decision::Evict { pod }) = &decision;
             if asks(pod).is_some_and(|of| under_way.contains(&of)) {
                 continue;
             }
-            let (client, job) = (self.client.clone(), Job::Pod(pod.clone()));
-            let work = async move { write::carry_out(client, &decision).await.map(|pod| pod.map(Event::Apply).map(Change::Pod)) };
+            let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
+            let of = news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid));
+            let (held, term) = (self.held.clone(), self.term);
+            let leads = move || held.borrow().is_some_and(|held| Some(held.term) == term && Instant::now() < held.until);
+            let work = async move {
+                let done = write::carry_out(client, limit, &decision, leads).await;
+                let news = match &done {
+                    Ok(None) => Some(news::evicted()),
+                    Ok(Some(_)) => None,
+                    Err(error) => news::of_pod(error),
+                };
+                herald.say(&of, news);
+                done.map(|pod| pod.map(Event::Apply).map(Change::Pod))
+            };
             todo.insert(job, Box::pin(work));
         }
-        let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
-        for (key, status) in all.slos {
-            todo.insert(Job::Slo(key.clone()), self.status(key, status, Change::Slo));
-        }
-        for (key, status) in all.chains {
-            todo.insert(Job::Chain(key.clone()), self.status(key, status, Change::Chain));
-        }
-        for (key, status) in all.functions {
-            todo.insert(Job::Function(key.clone()), self.status(key, status, Change::Function));
-        }
-        todo.retain(|job, _| !self.busy.contains(job));
-        self.todo = todo;
-        self.start();
+        todo
     }
 
+    /// Writes the status of an object, and then says what is new of it.
     fn status<K>(
         &self,
-        key: Key,
+        object: &K,
         status: impl Serialize + Debug + Send + 'static,
+        news: Vec<News>,
         wrap: fn(Event<K>) -> Change,
-    ) -> BoxFuture<'static, Outcome>
+    ) -> Work
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let client = self.client.clone();
-        Box::pin(async move { write::status::<K>(client, &key, status).await.map(|object| Some(wrap(Event::Apply(object)))) })
+        let (client, limit, herald) = (self.client.clone(), self.limit, self.herald.clone());
+        let of: ObjectReference = object.object_ref(&());
+        let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
+        Box::pin(async move {
+            let object = write::status::<K>(client, limit, &key, status).await?;
+            herald.say(&of, news);
+            Ok(Some(wrap(Event::Apply(object))))
+        })
     }
 
     /// Starts requests, while the lease is held.
     fn start(&mut self) {
-        while self.jobs.len() < self.most && self.leads().is_some() {
-            let Some((job, work)) = self.todo.pop_first() else { return };
-            self.busy.insert(job.clone());
-            self.jobs.push(Box::pin(async move { (job, work.await) }));
+        if self.leads().is_some() {
+            self.jobs.start();
         }
     }
 
     /// Puts what a request has done into the world, and starts others. Returns whether a round is
     /// to follow: there may be more to write by now.
     fn finish(&mut self, job: Job, done: Outcome) -> bool {
-        self.busy.remove(&job);
+        let failure = done.as_ref().err().map(Failure::of);
+        self.jobs.end(&job, failure);
+        if let Job::Pod(key) = &job {
+            match done.as_ref().is_err_and(Failure::is_doubtful) {
+                true => self.unsure_pods.insert(key.clone()),
+                false => self.unsure_pods.remove(key),
+            };
+        }
         match done {
             Ok(Some(change)) => drop(self.lists.take(&mut self.world, change)),
             Ok(None) => {}
-            Err(error) => {
-                // What has changed or gone meanwhile comes by the watch.
-                if !is_conflict(&error) {
-                    warn!("{job:?} could not be written: {error}; it is tried again");
-                }
-                self.quiet_until = Some(Instant::now() + PAUSE);
-            }
+            // What has changed or gone meanwhile comes by the watch.
+            Err(error) if failure != Some(Failure::Conflict) => warn!("{job:?} could not be written: {error}; it is tried again"),
+            Err(_) => {}
         }
         self.start();
-        self.jobs.is_empty()
+        self.jobs.is_idle()
     }
 }

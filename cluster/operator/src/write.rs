@@ -13,13 +13,12 @@ use serde_json::json;
 use sluice_cluster_plan::Key;
 use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_types::{NodePlan, NodePlanSpec};
+use sluice_slo::placement::PlacedServer;
 
 use crate::pod;
 
 /// The owner of the fields that the operator writes.
 pub const MANAGER: &str = "sluice-operator";
-/// Time limit of a request.
-pub const LIMIT: Duration = Duration::from_secs(5);
 
 /// A request with a time limit.
 ///
@@ -37,77 +36,115 @@ pub fn is_conflict(error: &Error) -> bool {
     matches!(error, Error::Api(status) if matches!(status.code, 404 | 409))
 }
 
-/// Writes a plan over the one that is known, or as the first of its node.
+/// Writes a plan over the one that is known, or as the first of its node. It is replaced as a
+/// whole: fields that only the first version had would stay, if it were applied over one that was
+/// created.
 ///
 /// # Errors
 /// [`is_conflict`], or no answer.
-pub async fn plan(client: &Client, known: Option<&NodePlan>, spec: NodePlanSpec) -> Result<NodePlan, Error> {
+pub async fn plan(client: &Client, limit: Duration, known: Option<&NodePlan>, spec: NodePlanSpec) -> Result<NodePlan, Error> {
     let api: Api<NodePlan> = Api::all(client.clone());
     let name = spec.server.name.clone();
+    let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
     let Some(known) = known else {
-        let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
-        return within(LIMIT, api.create(&params, &NodePlan::new(&name, spec))).await;
+        return within(limit, api.create(&params, &NodePlan::new(&name, spec))).await;
     };
-    let body = json!({
-        "apiVersion": NodePlan::api_version(&()),
-        "kind": NodePlan::kind(&()),
-        "metadata": {"name": name, "resourceVersion": known.resource_version()},
-        "spec": spec,
-    });
-    within(LIMIT, api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
+    let plan = NodePlan { metadata: known.metadata.clone(), spec, status: None };
+    within(limit, api.replace(&name, &params, &plan)).await
 }
 
 /// Deletes the plan of a node that is gone, if it is still as it is known.
 ///
 /// # Errors
 /// [`is_conflict`], or no answer.
-pub async fn delete_plan(client: &Client, known: &NodePlan) -> Result<(), Error> {
+pub async fn delete_plan(client: &Client, limit: Duration, known: &NodePlan) -> Result<(), Error> {
     let preconditions = Preconditions { resource_version: known.resource_version(), uid: known.uid() };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     let api: Api<NodePlan> = Api::all(client.clone());
-    within(LIMIT, api.delete(&known.name_any(), &params)).await.map(|_| ())
+    within(limit, api.delete(&known.name_any(), &params)).await.map(|_| ())
 }
 
 /// Writes the status of an object.
 ///
 /// # Errors
 /// The object is gone, or no answer.
-pub async fn status<K>(client: Client, key: &Key, status: impl Serialize + Debug) -> Result<K, Error>
+pub async fn status<K>(client: Client, limit: Duration, key: &Key, status: impl Serialize + Debug) -> Result<K, Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
     let api: Api<K> = Api::namespaced(client, &key.namespace);
     let body = json!({"apiVersion": K::api_version(&()), "kind": K::kind(&()), "status": status});
-    within(LIMIT, api.patch_status(&key.name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
+    within(limit, api.patch_status(&key.name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
 }
 
-/// Carries out what was decided about a pod. Returns the pod, unless it goes.
+/// Reads a plan that may have been written. If it may be written yet, by a request that is on its
+/// way, it is written as it is: that request is then refused, as it is over another version.
+/// `tried` is the server of such a request, without instances.
 ///
 /// # Errors
 /// [`is_conflict`], or no answer.
-pub async fn carry_out(client: Client, decision: &Decision) -> Result<Option<KubePod>, Error> {
+pub async fn fence(
+    client: &Client,
+    limit: Duration,
+    node: &str,
+    tried: Option<PlacedServer>,
+    term: i64,
+) -> Result<Option<NodePlan>, Error> {
+    let api: Api<NodePlan> = Api::all(client.clone());
+    let known = within(limit, api.get_opt(node)).await?;
+    let Some(server) = tried else { return Ok(known) };
+    let spec = match &known {
+        Some(known) => NodePlanSpec { term, revision: known.spec.revision + 1, ..known.spec.clone() },
+        None => NodePlanSpec { term, revision: 1, server, slos: Vec::new(), chains: Vec::new(), functions: Vec::new() },
+    };
+    plan(client, limit, known.as_ref(), spec).await.map(Some)
+}
+
+/// Carries out what was decided about a pod, all of it within the limit, and while the operator
+/// leads. Returns the pod, unless it goes.
+///
+/// # Errors
+/// [`is_conflict`], or no answer.
+pub async fn carry_out(
+    client: Client,
+    limit: Duration,
+    decision: &Decision,
+    leads: impl Fn() -> bool,
+) -> Result<Option<KubePod>, Error> {
+    within(limit, decided(client, decision, leads)).await
+}
+
+async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) -> Result<Option<KubePod>, Error> {
+    let (Decision::Bind { pod: key, .. } | Decision::Evict { pod: key }) = decision;
+    let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+    let pod = api.get(&key.name).await?;
+    // It may have been stopped since, and another one may lead by now.
+    if !leads() {
+        return Err(Error::Service("the lease is over".into()));
+    }
     match decision {
-        Decision::Bind { pod: key, node, number } => {
-            let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
-            let pod = within(LIMIT, api.get(&key.name)).await?;
-            if !pod::is_gated(&pod) {
-                // It has its node by now.
-                return Ok(Some(pod));
-            }
+        // It has its node by now.
+        Decision::Bind { .. } if !pod::is_gated(&pod) => Ok(Some(pod)),
+        Decision::Bind { node, number, .. } => {
             let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-            within(LIMIT, api.patch(&key.name, &params, &Patch::Merge(pod::bound(&pod, node, *number)))).await.map(Some)
+            api.patch(&key.name, &params, &Patch::Merge(pod::bound(&pod, node, *number))).await.map(Some)
         }
-        Decision::Evict { pod: key } => {
-            let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
-            let pod = within(LIMIT, api.get(&key.name)).await?;
-            if pod::is_gated(&pod) {
-                // It is another one of that name.
-                return Ok(Some(pod));
-            }
+        // It is another one of that name.
+        Decision::Evict { .. } if pod::is_gated(&pod) => Ok(Some(pod)),
+        Decision::Evict { .. } => {
             let preconditions = Some(Preconditions { resource_version: None, uid: pod.uid() });
             let delete_options = Some(DeleteParams { preconditions, ..DeleteParams::default() });
             let params = EvictParams { delete_options, ..EvictParams::default() };
-            within(LIMIT, api.evict(&key.name, &params)).await.map(|_| None)
+            api.evict(&key.name, &params).await.map(|_| None)
         }
     }
+}
+
+/// Reads a pod.
+///
+/// # Errors
+/// It is gone, or no answer.
+pub async fn pod(client: Client, limit: Duration, key: &Key) -> Result<Option<KubePod>, Error> {
+    let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+    within(limit, api.get(&key.name)).await.map(Some)
 }

@@ -13,6 +13,7 @@ use std::process::Command;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
@@ -45,10 +46,14 @@ fn main() {
         done("an SLO is admitted, and what has no room says so");
         pods(&client).await;
         done("gated pods get their nodes");
+        missing(&client).await;
+        done("an SLO whose chain or NF is deleted goes on, and says so");
         fence(&client).await;
         done("a plan of an earlier term is refused");
         rollout(&client, &agents).await;
         done("a change stops at a node that refuses");
+        silence(&client, &agents).await;
+        done("an agent that is silent is noticed by time alone");
         losses(&client).await;
         done("what was on a lost node is placed again, and a cordoned one is emptied");
         leaders(&client, &plane, first, &agents).await;
@@ -146,6 +151,7 @@ async fn admission(client: &Client) {
     let plans: Api<NodePlan> = Api::all(client.clone());
     let plan = plans.get("n0").await.unwrap().spec;
     assert_eq!((plan.slos[0].slo.name.as_str(), plan.functions[0].name.as_str()), ("acme_web", "acme_nat"));
+    event(client, "acme", "SLO", "web", "Admitted").await;
     promise(client, "acme", "huge", 900e6).await;
     let status = state(client, "acme", "huge", "refused").await.status.unwrap();
     assert!(status.why.contains("this would fit"), "{status:?}");
@@ -202,6 +208,65 @@ async fn pods(client: &Client) {
     assert_eq!(of(&next), of(&bound[0]));
 }
 
+/// Waits for an event of an object with this reason.
+async fn event(client: &Client, namespace: &str, kind: &str, name: &str, reason: &str) -> Event {
+    let events: Api<Event> = Api::namespaced(client.clone(), namespace);
+    wait(&format!("{kind} {name}: {reason}"), || async {
+        let all = events.list(&ListParams::default()).await.ok()?.items;
+        let is_it = |event: &Event| {
+            let of = event.regarding.clone().unwrap_or_default();
+            event.reason.as_deref() == Some(reason) && of.kind.as_deref() == Some(kind) && of.name.as_deref() == Some(name)
+        };
+        all.into_iter().find(is_it)
+    })
+    .await
+}
+
+async fn missing(client: &Client) {
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let runs = || async {
+        let server = plans.get("n0").await.unwrap().spec.server;
+        server.instances.iter().filter(|one| one.slo == "acme_web").map(|one| one.number).collect::<Vec<_>>()
+    };
+    let before = runs().await;
+    let says = |why: &'static str| {
+        let slos = slos.clone();
+        wait(why, move || {
+            let slos = slos.clone();
+            async move {
+                let status = slos.get("web").await.ok()?.status?;
+                (status.state == "degraded" && status.why.contains(why)).then_some(())
+            }
+        })
+    };
+    let chains: Api<ServiceChain> = Api::namespaced(client.clone(), "acme");
+    chains.delete("web", &DeleteParams::default()).await.unwrap();
+    says("there is no ServiceChain \"web\"").await;
+    assert_eq!(runs().await, before, "it goes on");
+    apply::<ServiceChain>(client, &chain("acme", "web")).await.unwrap();
+    state(client, "acme", "web", "kept").await;
+    let nfs: Api<NetworkFunction> = Api::namespaced(client.clone(), "acme");
+    nfs.delete("nat", &DeleteParams::default()).await.unwrap();
+    says("there is no NetworkFunction \"nat\"").await;
+    assert_eq!(runs().await, before, "it goes on");
+    let nf = json!({"metadata": {"name": "nat", "namespace": "acme"}, "spec": {"exec": "sluice-nf-nat"}});
+    apply::<NetworkFunction>(client, &nf).await.unwrap();
+    state(client, "acme", "web", "kept").await;
+    assert_eq!(runs().await, before);
+    assert_eq!(event(client, "acme", "SLO", "web", "NoChain").await.type_.as_deref(), Some("Warning"));
+}
+
+async fn silence(client: &Client, agents: &Agents) {
+    agents.silent.lock().unwrap().insert("n0".into());
+    // Nothing else changes: it is time that has the operator look.
+    objects::lease(client, "n0", 2).await;
+    let event = event(client, "default", "Node", "n0", "AgentSilent").await;
+    assert_eq!(event.regarding.unwrap().uid.as_deref(), Some("n0"), "kubectl describe node finds it");
+    agents.silent.lock().unwrap().clear();
+    objects::lease(client, "n0", 40).await;
+}
+
 async fn fence(client: &Client) {
     let plans: Api<NodePlan> = Api::all(client.clone());
     let mut plan = plans.get("n0").await.unwrap();
@@ -236,6 +301,8 @@ async fn rollout(client: &Client, agents: &Agents) {
     assert!(status.conditions[0].message.contains("node n1 refuses: no such option"), "{status:?}");
     let plans: Api<NodePlan> = Api::all(client.clone());
     assert!(plans.get("n2").await.unwrap().spec.functions[0].spec.args.is_empty(), "it stops there");
+    event(client, "acme", "NetworkFunction", "nat", "RolloutStopped").await;
+    event(client, "default", "Node", "n1", "PlanRefused").await;
     agents.refuse.lock().unwrap().clear();
     let better = json!({"metadata": {"name": "nat", "namespace": "acme"}, "spec": {"exec": "sluice-nf-nat", "args": ["--better"]}});
     apply::<NetworkFunction>(client, &better).await.unwrap();
@@ -262,6 +329,7 @@ async fn losses(client: &Client) {
         (!status.nodes.contains(&lost) && status.state == "kept").then_some(())
     })
     .await;
+    event(client, "acme", "SLO", "web", "Moved").await;
     // An SLO may have instances on several nodes.
     let cordoned = on("roll-b").await.split(' ').find(|node| *node != lost).unwrap().to_string();
     let nodes: Api<Node> = Api::all(client.clone());

@@ -31,6 +31,8 @@ pub struct Node {
     pub is_ready: bool,
     /// Whether it is to get no more pods, as before it is drained.
     pub is_cordoned: bool,
+    /// Whether its agent is at work and reaches its daemon.
+    pub is_served: bool,
 }
 
 /// What matters of a pod with the labels of an SLO.

@@ -9,3 +9,10 @@ pub const SLO: &str = "sluice.dev/slo";
 pub const FUNCTION: &str = "sluice.dev/function";
 /// Label of a pod: the number of its instance. Written by the operator.
 pub const INSTANCE: &str = "sluice.dev/instance";
+/// Label of a lease: it is that of a node's agent, which renews it while it works.
+pub const AGENT: &str = "sluice.dev/node-agent";
+
+/// The name of the lease of a node's agent.
+pub fn lease_of(node: &str) -> String {
+    format!("node-{node}")
+}

@@ -1,5 +1,8 @@
 //! A real control plane on loopback: etcd, kube-apiserver, and kube-scheduler where it is wanted.
 
+// Each test uses a part of it.
+#![allow(dead_code)]
+
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -27,7 +30,7 @@ pub struct Process {
 impl Process {
     /// Starts a program, whose output goes into a file.
     pub fn start(command: &mut Command, log: PathBuf) -> Self {
-        let out = File::create(&log).unwrap();
+        let out = File::options().create(true).append(true).open(&log).unwrap();
         let program = command.get_program().to_owned();
         let started = command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out).spawn();
         let child = started.unwrap_or_else(|error| panic!("{} does not start: {error}", program.display()));
@@ -140,9 +143,15 @@ impl Plane {
 
     /// An operator of this cluster.
     pub fn operator(&self, name: &str, program: &str) -> Process {
+        self.operator_by(name, program, &self.kubeconfig)
+    }
+
+    /// An operator that reaches the API server as a file says. One that is started again goes on
+    /// with the log of the one before.
+    pub fn operator_by(&self, name: &str, program: &str, kubeconfig: &Path) -> Process {
         let mut command = Command::new(program);
         command.args(["run", "--namespace", "default", "--lease-seconds", "3"]);
-        command.env("KUBECONFIG", &self.kubeconfig).env("HOSTNAME", name).env("SLUICE_LOG", "info,kube=warn");
+        command.env("KUBECONFIG", kubeconfig).env("HOSTNAME", name).env("SLUICE_LOG", "info,kube=warn");
         Process::start(&mut command, self.folder.path().join(format!("{name}.log")))
     }
 }

@@ -1,18 +1,24 @@
 //! Objects of the tests, and nodes that take over whatever their plan says.
 
-use std::collections::BTreeMap;
+// Each test uses a part of it.
+#![allow(dead_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams, Resource};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
-use sluice_cluster_types::{NfProfile, NodePlan, NodePlanStatus, ServerClass, Slo, Use};
+use sluice_cluster_types::{NfProfile, NodePlan, NodePlanStatus, ServerClass, Slo, Use, labels};
 use sluice_slo::examples::{profile, shape};
 
 use crate::testbed::PATIENCE;
@@ -122,6 +128,22 @@ pub async fn state(client: &Client, namespace: &str, name: &str, state: &str) ->
     .await
 }
 
+/// Makes a pod that is to be an instance of an SLO, and waits at the gate.
+pub async fn gated(client: &Client, namespace: &str, name: &str, slo: &str) -> Pod {
+    let pod = json!({
+        "metadata": {"name": name, "labels": {labels::SLO: slo, labels::FUNCTION: "nat"}},
+        "spec": {
+            "schedulingGates": [{"name": labels::GATE}],
+            "containers": [{"name": "nf", "image": "nf:1", "resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}],
+        },
+    });
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
+}
+
+/// Time between two renewals of a lease.
+const RENEW: Duration = Duration::from_secs(10);
+
 /// Terms and revisions of a plan.
 type Revisions = Vec<(i64, i64)>;
 
@@ -131,11 +153,14 @@ pub struct Agents {
     pub refuse: Arc<Mutex<BTreeMap<String, String>>>,
     /// The terms and revisions of each plan, in the order in which they came.
     pub seen: Arc<Mutex<BTreeMap<String, Revisions>>>,
+    /// Nodes whose agents do not renew their leases.
+    pub silent: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Agents {
     pub fn start(client: Client) -> Self {
         let agents = Self::default();
+        tokio::spawn(agents.clone().renew(client.clone()));
         let (own, api) = (agents.clone(), Api::<NodePlan>::all(client));
         tokio::spawn(async move {
             let stream = watcher(api.clone(), Config::default()).default_backoff().applied_objects();
@@ -149,10 +174,31 @@ impl Agents {
         agents
     }
 
+    /// Renews the lease of each agent that is not silent, all through the time.
+    async fn renew(self, client: Client) {
+        let api: Api<Lease> = Api::namespaced(client.clone(), "default");
+        loop {
+            let names: Vec<String> = self.seen.lock().unwrap().keys().cloned().collect();
+            let pause = RENEW / u32::try_from(names.len().max(1)).unwrap();
+            for name in names {
+                if self.silent.lock().unwrap().contains(&name) {
+                    continue;
+                }
+                let spec = json!({"spec": {"renewTime": now()}});
+                let _ = api.patch(&labels::lease_of(&name), &PatchParams::default(), &Patch::Merge(spec)).await;
+                tokio::time::sleep(pause).await;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     async fn take(&self, api: &Api<NodePlan>, plan: NodePlan) {
         let name = plan.name_any();
         if name == REAL {
             return;
+        }
+        if !self.seen.lock().unwrap().contains_key(&name) {
+            lease(&api.clone().into_client(), &name, 40).await;
         }
         let revision = plan.spec.revision;
         self.seen.lock().unwrap().entry(name.clone()).or_default().push((plan.spec.term, revision));
@@ -173,4 +219,15 @@ impl Agents {
         let body = json!({"apiVersion": NodePlan::api_version(&()), "kind": NodePlan::kind(&()), "status": status});
         let _ = api.patch_status(&name, &PatchParams::apply("test-agent").force(), &Patch::Apply(body)).await;
     }
+}
+
+fn now() -> Value {
+    json!(MicroTime(Timestamp::now()))
+}
+
+/// Makes the lease of a node's agent, or changes how long it lasts.
+pub async fn lease(client: &Client, node: &str, seconds: i32) {
+    let metadata = json!({"name": labels::lease_of(node), "namespace": "default", "labels": {labels::AGENT: ""}});
+    let spec = json!({"holderIdentity": node, "leaseDurationSeconds": seconds, "renewTime": now()});
+    apply::<Lease>(client, &json!({"metadata": metadata, "spec": spec})).await.unwrap();
 }

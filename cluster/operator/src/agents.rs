@@ -1,0 +1,128 @@
+//! Which nodes are served: the leases of their agents.
+//!
+//! An agent renews its lease as long as it works. When a lease was last seen to change counts by
+//! the operator's own clock, so clocks need not agree. What seems silent is read once before it
+//! counts ([`Agents::silence`] comes after a list): it may be the watch that is silent. An
+//! operator that begins to lead trusts each lease anew: it may have seen nothing for long.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use kube::ResourceExt;
+use sluice_cluster_types::labels;
+
+/// Where a lease does not say how long it lasts.
+const LASTS: Duration = Duration::from_secs(40);
+
+#[derive(Debug)]
+struct Agent {
+    said: LeaseSpec,
+    /// When that was seen first.
+    since: Instant,
+    is_served: bool,
+}
+
+impl Agent {
+    fn end(&self) -> Instant {
+        let seconds = self.said.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        self.since + seconds.filter(|seconds| *seconds > 0).map_or(LASTS, Duration::from_secs)
+    }
+}
+
+/// The agents that have a lease, by node.
+#[derive(Debug, Default)]
+pub struct Agents(BTreeMap<String, Agent>);
+
+/// The node of an agent's lease.
+pub fn node(lease: &Lease) -> Option<String> {
+    lease.name_any().strip_prefix(&labels::lease_of("")).map(str::to_owned)
+}
+
+impl Agents {
+    /// Notes a lease as it was read. Returns its node if that was not served before.
+    pub fn see(&mut self, lease: &Lease, now: Instant) -> Option<String> {
+        let node = node(lease)?;
+        let said = lease.spec.clone().unwrap_or_default();
+        match self.0.get_mut(&node) {
+            Some(agent) if agent.said == said => None,
+            Some(agent) => {
+                let was_served = agent.is_served;
+                *agent = Agent { said, since: now, is_served: true };
+                (!was_served).then_some(node)
+            }
+            None => {
+                self.0.insert(node.clone(), Agent { said, since: now, is_served: true });
+                Some(node)
+            }
+        }
+    }
+
+    /// Notes that a lease is gone. Returns its node if that was served.
+    pub fn lose(&mut self, lease: &Lease) -> Option<String> {
+        let node = node(lease)?;
+        self.0.remove(&node).filter(|agent| agent.is_served).map(|_| node)
+    }
+
+    pub fn is_served(&self, node: &str) -> bool {
+        self.0.get(node).is_some_and(|agent| agent.is_served)
+    }
+
+    /// Takes each lease as just seen.
+    pub fn trust(&mut self, now: Instant) {
+        for agent in self.0.values_mut() {
+            (agent.since, agent.is_served) = (now, true);
+        }
+    }
+
+    /// When the first lease will have been silent for too long.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.0.values().filter(|agent| agent.is_served).map(Agent::end).min()
+    }
+
+    /// The nodes that are not served any more: their leases have been silent for too long.
+    pub fn silence(&mut self, now: Instant) -> Vec<String> {
+        let silent = self.0.iter_mut().filter(|(_, agent)| agent.is_served && agent.end() <= now);
+        let note = |(node, agent): (&String, &mut Agent)| {
+            agent.is_served = false;
+            node.clone()
+        };
+        silent.map(note).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+    use k8s_openapi::jiff::Timestamp;
+    use kube::api::ObjectMeta;
+
+    use super::*;
+
+    fn lease(node: &str, renewed: i64) -> Lease {
+        let renew_time = Some(MicroTime(Timestamp::from_second(renewed).unwrap()));
+        let spec = LeaseSpec { lease_duration_seconds: Some(40), renew_time, ..LeaseSpec::default() };
+        Lease { metadata: ObjectMeta { name: Some(labels::lease_of(node)), ..ObjectMeta::default() }, spec: Some(spec) }
+    }
+
+    #[test]
+    fn an_agent_is_silent_by_the_clock_of_the_operator() {
+        let (mut agents, start) = (Agents::default(), Instant::now());
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        // An old lease, of a clock that is wrong, counts as just seen.
+        assert_eq!(agents.see(&lease("a", 5), at(0)), Some("a".into()));
+        assert_eq!(agents.see(&lease("a", 15), at(10)), None, "a renewal changes nothing");
+        assert_eq!(agents.see(&lease("a", 15), at(30)), None, "the same lease is no renewal");
+        assert_eq!(agents.deadline(), Some(at(50)));
+        assert!(agents.silence(at(49)).is_empty() && agents.is_served("a"));
+        assert_eq!(agents.silence(at(50)), ["a"]);
+        assert!(!agents.is_served("a") && agents.deadline().is_none() && agents.silence(at(60)).is_empty());
+        assert_eq!(agents.see(&lease("a", 25), at(70)), Some("a".into()), "it is back");
+        assert_eq!(agents.silence(at(200)), ["a"]);
+        agents.trust(at(300));
+        assert!(agents.is_served("a") && agents.silence(at(339)).is_empty());
+        assert_eq!(agents.lose(&lease("a", 25)), Some("a".into()));
+        assert!(!agents.is_served("a") && agents.lose(&lease("a", 25)).is_none());
+        assert!(agents.see(&Lease { metadata: ObjectMeta::default(), spec: None }, at(300)).is_none(), "no agent's");
+    }
+}

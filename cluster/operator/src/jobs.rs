@@ -1,0 +1,157 @@
+//! Requests beside the rounds: one of each object at a time, pods first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use kube::Error;
+use kube::runtime::watcher::Event;
+use kube::{Resource, ResourceExt};
+use sluice_cluster_plan::Key;
+
+use crate::backoff::{Backoff, Failure};
+use crate::feed::Change;
+
+/// What a request has done: the object as it is now.
+pub type Outcome = Result<Option<Change>, Error>;
+pub type Work = BoxFuture<'static, Outcome>;
+
+/// What is written, or read, and may fail by itself.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Job {
+    Pod(Key),
+    Slo(Key),
+    Chain(Key),
+    Function(Key),
+    /// The plan of a node, written in a round.
+    Plan(String),
+    /// Everything that is read before it leads.
+    Begin,
+    /// Plans that may be written.
+    Unsure,
+    /// The leases of agents.
+    Leases,
+}
+
+impl Job {
+    /// The job of the object that a change is of.
+    pub fn of(change: &Change) -> Option<Self> {
+        fn key<K: Resource<DynamicType = ()>>(event: &Event<K>) -> Option<Key> {
+            match event {
+                Event::Apply(object) | Event::Delete(object) | Event::InitApply(object) => {
+                    Some(Key::new(&object.namespace().unwrap_or_default(), &object.name_any()))
+                }
+                Event::Init | Event::InitDone => None,
+            }
+        }
+        match change {
+            Change::Pod(event) => key(event).map(Self::Pod),
+            Change::Slo(event) => key(event).map(Self::Slo),
+            Change::Chain(event) => key(event).map(Self::Chain),
+            Change::Function(event) => key(event).map(Self::Function),
+            Change::Plan(event) => key(event).map(|key| Self::Plan(key.name)),
+            Change::Node(_) | Change::Class(_) | Change::Profile(_) | Change::Lease(_) => None,
+        }
+    }
+}
+
+/// The requests that are under way, and those that are to follow.
+pub struct Jobs {
+    /// Most at a time.
+    pub most: usize,
+    under_way: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>>,
+    busy: BTreeSet<Job>,
+    todo: BTreeMap<Job, Work>,
+    pub pauses: Backoff<Job>,
+}
+
+impl Jobs {
+    pub fn new(most: usize) -> Self {
+        let under_way = FuturesUnordered::new();
+        Self { most, under_way, busy: BTreeSet::new(), todo: BTreeMap::new(), pauses: Backoff::default() }
+    }
+
+    pub fn is_busy(&self, job: &Job) -> bool {
+        self.busy.contains(job)
+    }
+
+    /// The objects of which a request is under way.
+    pub fn busy(&self) -> impl Iterator<Item = &Job> {
+        self.busy.iter()
+    }
+
+    /// What is to be done from now on. What is under way, or has failed just now, comes later.
+    pub fn plan(&mut self, mut todo: BTreeMap<Job, Work>) {
+        let now = Instant::now();
+        todo.retain(|job, _| !self.busy.contains(job) && self.pauses.may(job, now));
+        self.todo = todo;
+    }
+
+    /// Nothing more is begun.
+    pub fn stop(&mut self) {
+        self.todo.clear();
+    }
+
+    /// Starts as many requests as may be under way.
+    pub fn start(&mut self) {
+        while self.under_way.len() < self.most {
+            let Some((job, work)) = self.todo.pop_first() else { return };
+            self.busy.insert(job.clone());
+            self.under_way.push(Box::pin(async move { (job, work.await) }));
+        }
+    }
+
+    /// Waits for the end of a request. None if none is under way.
+    pub async fn next(&mut self) -> Option<(Job, Outcome)> {
+        self.under_way.next().await
+    }
+
+    /// Notes how a request has ended.
+    pub fn end(&mut self, job: &Job, failure: Option<Failure>) {
+        self.busy.remove(job);
+        match failure {
+            None => self.pauses.end(job),
+            Some(failure) => self.pauses.fail(job.clone(), failure, Instant::now()),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request that fails.
+    fn failing() -> Work {
+        Box::pin(async { Err(Error::Service("no".into())) })
+    }
+
+    fn slo(name: &str) -> Job {
+        Job::Slo(Key::new("t", name))
+    }
+
+    #[tokio::test]
+    async fn an_object_that_fails_waits_and_holds_no_other() {
+        let mut jobs = Jobs::new(1);
+        jobs.plan([(slo("bad"), failing())].into());
+        jobs.start();
+        let (job, done) = jobs.next().await.unwrap();
+        jobs.end(&job, done.err().map(|error| Failure::of(&error)));
+        let both = || BTreeMap::from([(slo("bad"), failing()), (slo("good"), Box::pin(async { Ok(None) }) as Work)]);
+        jobs.plan(both());
+        jobs.start();
+        assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("good")], "it alone is begun");
+        let (job, done) = jobs.next().await.unwrap();
+        jobs.end(&job, done.err().map(|error| Failure::of(&error)));
+        assert!(jobs.is_idle());
+        // Once it is another object, it does not wait.
+        jobs.pauses.end(&slo("bad"));
+        jobs.plan(both());
+        jobs.start();
+        assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("bad")]);
+    }
+}
