@@ -257,6 +257,7 @@ fn convert(node: &KubeNode) -> Node {
         labels: node.metadata.labels.clone().unwrap_or_default(),
         is_ready: conditions.clone().any(|one| one.type_ == "Ready" && one.status == "True"),
         is_cordoned: node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)),
+        is_served: true,
     }
 }
 
@@ -270,6 +271,7 @@ fn convert_pod(pod: &KubePod) -> Pod {
         instance: label(labels::INSTANCE).and_then(|number| number.parse().ok()),
         node: pod::node(pod),
         is_gated: pod::is_gated(pod),
+        refused: pod.annotations().get(labels::REFUSED).cloned(),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
     }
 }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_cluster_plan::Key;
 use sluice_cluster_plan::pods::Decision;
-use sluice_cluster_types::{NodePlan, NodePlanSpec};
+use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
 
 use crate::pod;
 
@@ -108,6 +108,12 @@ pub async fn carry_out(client: Client, decision: &Decision) -> Result<Option<Kub
             let delete_options = Some(DeleteParams { preconditions, ..DeleteParams::default() });
             let params = EvictParams { delete_options, ..EvictParams::default() };
             within(LIMIT, api.evict(&key.name, &params)).await.map(|_| None)
+        }
+        Decision::Note { pod: key, why } => {
+            let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+            let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+            let noted = json!({"metadata": {"annotations": {labels::REFUSED: why}}});
+            within(LIMIT, api.patch(&key.name, &params, &Patch::Merge(noted))).await.map(Some)
         }
     }
 }

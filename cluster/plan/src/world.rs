@@ -31,6 +31,8 @@ pub struct Node {
     pub is_ready: bool,
     /// Whether it is to get no more pods, as before it is drained.
     pub is_cordoned: bool,
+    /// Whether its agent is at work and reaches its daemon.
+    pub is_served: bool,
 }
 
 /// What matters of a pod with the labels of an SLO.
@@ -49,6 +51,8 @@ pub struct Pod {
     pub is_gated: bool,
     /// Whether it has ended, or is being deleted.
     pub is_ending: bool,
+    /// Why it is not bound, as its annotation says.
+    pub refused: Option<String>,
 }
 
 /// The objects as last read. A change of nodes, classes, profiles, chains or functions also raises

@@ -9,3 +9,5 @@ pub const SLO: &str = "sluice.dev/slo";
 pub const FUNCTION: &str = "sluice.dev/function";
 /// Label of a pod: the number of its instance. Written by the operator.
 pub const INSTANCE: &str = "sluice.dev/instance";
+/// Annotation of a pod that waits at the gate in vain: why. Written by the operator.
+pub const REFUSED: &str = "sluice.dev/refused";
