@@ -153,7 +153,7 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64, room: &Room) -> Res
     let asked = Terms { name: name.clone(), promise, ..wish.terms.clone() };
     let mut refused: Option<Refusal> = None;
     for profile in wish.profiles.iter().copied() {
-        let add = |open: &mut Placement| {
+        let add = |open: &mut Placement| -> Result<Vec<usize>, Refusal> {
             let added = admit(open, &asked, profile)?;
             for (n, (at, new)) in added.iter().enumerate() {
                 let mut instances = open.servers[*at].instances.iter_mut();

@@ -192,7 +192,8 @@ impl Refusals {
 
     /// An SLO that is tried no longer fits there: it is as any other.
     pub fn release(&mut self, slo: &str) {
-        if let Some(trial) = self.tried.remove(slo).and_then(|node| self.trials.get_mut(&node)) {
+        let node = self.tried.remove(slo).unwrap_or_default();
+        if let Some(trial) = self.trials.get_mut(&node) {
             trial.keep(|other| other != slo);
         }
     }

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sluice_cluster_types::{NodePlan, Use};
-use sluice_slo::on_demand::{self, lease};
+use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::Placement;
 use sluice_slo::slo::{Cap, Promise, Slo as Terms};
 
@@ -171,7 +171,7 @@ pub fn share(
 /// Adds instances until there are as many as are wanted.
 fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(), Why> {
     let slo = wish.name();
-    let footprint = on_demand::Footprint { cores: wish.footprint.cores, memory_mib: u64::from(wish.footprint.memory_mib) };
+    let footprint = Footprint { cores: wish.footprint.cores, memory_mib: u64::from(wish.footprint.memory_mib) };
     // Instances that leave do not count against the cap while others take their place.
     let cap = Cap { instances: Some(parts(board, slo).len() as u32 + 1), load_pps: None };
     let promise = Promise::OnDemand { latency_us: wish.terms.promise.latency_us(), cap };
@@ -181,7 +181,7 @@ fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(
             return Err(waiting());
         }
         let next = board.instances(slo).map(|(_, one)| one.number + 1).max().unwrap_or(0);
-        let one_more = |open: &mut Placement| {
+        let one_more = |open: &mut Placement| -> Result<Vec<usize>, LeaseError> {
             let (at, new) = lease(open, &asked, footprint)?;
             let mut instances = open.servers[at].instances.iter_mut();
             if let Some(one) = instances.find(|one| one.slo == asked.name && one.number == new.number) {
@@ -190,7 +190,7 @@ fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(
             Ok(vec![at])
         };
         let added = board.add_to(slo, room.only(), one_more, || wish.promised(None));
-        added.map_err(|error: on_demand::LeaseError| Why::new("NoRoom", with_silent(board, error.to_string())))?;
+        added.map_err(|error| Why::new("NoRoom", with_silent(board, error.to_string())))?;
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ fn large() -> Cluster {
     for i in 0..SLOS {
         let name = format!("s{i}");
         let from = Match { port: Some("in".into()), vlan: Some(1 + (i % TENANTS) as u16), ..Match::default() };
-        cluster.ask_in(&tenant(i), &name, reserved(&name, 2.0e6 + (i * 7919 % 20) as f64 * 1e5), from);
+        cluster.ask_in(&tenant(i), &name, reserved(&name, pps(i)), from);
     }
     cluster
 }
@@ -49,6 +49,10 @@ fn settle(cluster: &mut Cluster, what: &str) -> usize {
     panic!("rounds do not end");
 }
 
+fn pps(i: usize) -> f64 {
+    2.1e6 + (i * 7919 % 20) as f64 * 1e5
+}
+
 fn name(i: usize) -> String {
     format!("{}_s{i}", tenant(i))
 }
@@ -70,7 +74,7 @@ fn when_fifty_of_a_thousand_nodes_are_lost_what_fits_is_placed_again_and_nothing
     settle(&mut cluster, "from nothing");
     cluster.check();
     let before = all(&cluster);
-    assert!(before.len() < SLOS, "it is full, so that losses cannot all be placed");
+    assert_eq!(before.len(), SLOS);
     let lost: BTreeSet<String> = (0..LOST).map(|i| node_name(i * 17)).collect();
     for node in &lost {
         cluster.world.nodes.get_mut(node).unwrap().is_ready = false;
@@ -78,15 +82,14 @@ fn when_fifty_of_a_thousand_nodes_are_lost_what_fits_is_placed_again_and_nothing
     cluster.world.epoch += 1;
     let rounds = settle(&mut cluster, "fifty nodes lost");
     let hit = before.values().filter(|of| of.iter().any(|(node, _)| lost.contains(node))).count();
-    let tries = hit + SLOS - before.len();
-    assert!(rounds <= tries.div_ceil(256) + 6, "{rounds} rounds for {hit} SLOs");
+    assert!(rounds <= hit.div_ceil(256) + 4, "{rounds} rounds for {hit} SLOs");
     cluster.check();
     let after = all(&cluster);
     let mut without = 0;
     for i in 0..SLOS {
         let has = after.get(&name(i)).map(Vec::as_slice).unwrap_or_default();
         assert!(has.iter().all(|(node, _)| !lost.contains(node)));
-        let promised = 2.0e6 + (i * 7919 % 20) as f64 * 1e5;
+        let promised = pps(i);
         let is_kept = has.iter().map(|(_, one)| one.load_pps).sum::<f64>() >= promised * (1.0 - 1e-6);
         let why = cluster.memo.why.get(&Key::new(&tenant(i), &format!("s{i}")));
         assert_eq!(is_kept, why.is_none(), "s{i}: {has:?} {why:?}");
@@ -97,8 +100,9 @@ fn when_fifty_of_a_thousand_nodes_are_lost_what_fits_is_placed_again_and_nothing
         }
     }
     eprintln!("{hit} SLOs hit, {without} without a place");
-    let moved = before.iter().filter(|(_, of)| of.iter().all(|(node, _)| !lost.contains(node)));
-    assert!(moved.into_iter().all(|(slo, of)| after[slo] == *of), "those on other nodes are as they were");
+    assert!(without > 0 && without < hit, "some fit, and some do not");
+    let mut apart = before.iter().filter(|(_, of)| of.iter().all(|(node, _)| !lost.contains(node)));
+    assert!(apart.all(|(slo, of)| after[slo] == *of), "those on other nodes are as they were");
     cluster.succeed();
     assert_eq!(settle(&mut cluster, "another operator"), 1);
 }
