@@ -90,14 +90,15 @@ fn are_alike(a: ProtocolMatch, b: ProtocolMatch) -> bool {
 }
 
 /// Packets that a chain has.
-struct Claim<'a> {
+struct Claim {
     wish: usize,
-    key: &'a Key,
     packets: Packets,
 }
 
 /// Port and VLAN; one that is left out has all.
 type Place<'a> = (Option<&'a str>, Option<u16>);
+/// Claims by place and namespace.
+type Claims<'a> = BTreeMap<Place<'a>, BTreeMap<&'a str, Vec<Claim>>>;
 
 /// Why SLOs are not planned whose packets another tenant has.
 pub fn taken(world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Why> {
@@ -111,7 +112,7 @@ pub fn taken(world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Why> {
         let rank = |i: usize| (&wishes[i].rank.0, wishes[i].key);
         is_new.cmp(is_other_new).then_with(|| rank(*a).cmp(&rank(*b)))
     });
-    let mut claims: BTreeMap<Place<'_>, Vec<Claim<'_>>> = BTreeMap::new();
+    let mut claims = Claims::new();
     let mut taken = BTreeMap::new();
     for (i, _) in order {
         let wish = &wishes[i];
@@ -122,7 +123,8 @@ pub fn taken(world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Why> {
             Some(other) => drop(taken.insert(wish.key.clone(), why(other))),
             None => {
                 for (place, packets) in own {
-                    claims.entry(place).or_default().push(Claim { wish: i, key: wish.key, packets });
+                    let of = claims.entry(place).or_default().entry(&wish.key.namespace).or_default();
+                    of.push(Claim { wish: i, packets });
                 }
             }
         }
@@ -141,18 +143,17 @@ fn placed(world: &World) -> BTreeMap<&str, Vec<&[Match]>> {
 
 /// Another tenant's chain that has some of these packets.
 fn first<'a>(
-    claims: &'a BTreeMap<Place<'a>, Vec<Claim<'a>>>,
+    claims: &Claims<'a>,
     (port, vlan): Place<'a>,
     packets: &Packets,
     i: usize,
     wishes: &'a [Wish<'_>],
 ) -> Option<&'a Wish<'a>> {
-    let find = |of: &'a Vec<Claim<'a>>| {
-        let own = &wishes[i].key.namespace;
-        let is_taken = |claim: &&Claim<'_>| {
-            claim.key.namespace != *own && claim.packets.overlaps(packets) && may_meet(&wishes[claim.wish], &wishes[i])
-        };
-        of.iter().find(is_taken).map(|claim| &wishes[claim.wish])
+    let own = wishes[i].key.namespace.as_str();
+    let find = |of: &BTreeMap<&str, Vec<Claim>>| {
+        let mut others = of.iter().filter(|(namespace, _)| **namespace != own).flat_map(|(_, claims)| claims);
+        let is_taken = |claim: &&Claim| claim.packets.overlaps(packets) && may_meet(&wishes[claim.wish], &wishes[i]);
+        others.find(is_taken).map(|claim| &wishes[claim.wish])
     };
     match (port, vlan) {
         // Most entries name both, so that few others are looked at.
