@@ -338,6 +338,7 @@ fn convert_pod(pod: &KubePod) -> Pod {
         instance: label(labels::INSTANCE).and_then(|number| number.parse().ok()),
         node: pod::node(pod),
         is_gated: pod::is_gated(pod),
+        refused: pod.annotations().get(labels::REFUSED).cloned(),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
     }
 }

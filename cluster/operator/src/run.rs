@@ -22,7 +22,7 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_cluster_plan::pods::{self, Decision};
+use sluice_cluster_plan::pods;
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Key, Memo, Round, World, place};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
@@ -480,7 +480,7 @@ impl Operator {
             todo.insert(job, Box::pin(work));
         }
         for decision in pods::bind(&self.world) {
-            let (Decision::Bind { pod, .. } | Decision::Evict { pod }) = &decision;
+            let pod = decision.pod();
             if asks(pod).is_some_and(|of| under_way.contains(&of)) {
                 continue;
             }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_cluster_plan::Key;
 use sluice_cluster_plan::pods::Decision;
-use sluice_cluster_types::{NodePlan, NodePlanSpec};
+use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
 use sluice_slo::placement::PlacedServer;
 
 use crate::pod;
@@ -136,6 +136,12 @@ async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) 
             let delete_options = Some(DeleteParams { preconditions, ..DeleteParams::default() });
             let params = EvictParams { delete_options, ..EvictParams::default() };
             api.evict(&key.name, &params).await.map(|_| None)
+        }
+        Decision::Note { pod: key, why } => {
+            let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+            let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+            let noted = json!({"metadata": {"annotations": {labels::REFUSED: why}}});
+            within(LIMIT, api.patch(&key.name, &params, &Patch::Merge(noted))).await.map(Some)
         }
     }
 }

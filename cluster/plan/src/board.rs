@@ -28,9 +28,13 @@ pub struct Board {
     /// The terms of each SLO, by node and name.
     pub promised: BTreeMap<String, BTreeMap<String, Promised>>,
     /// Instances that run: those in plans that are settled, with whether packets are led to them.
-    running: BTreeMap<(String, u32), bool>,
+    running: BTreeMap<String, BTreeMap<u32, bool>>,
     /// Whether room was made.
     pub is_freed: bool,
+    /// Instances that were added.
+    pub added: usize,
+    /// Nodes whose agents are silent.
+    pub silent: Vec<String>,
 }
 
 impl Board {
@@ -40,8 +44,9 @@ impl Board {
         if let Some(plan) = world.plans.get(&name) {
             self.promised.insert(name.clone(), plan.spec.slos.iter().map(|one| (one.slo.name.clone(), one.clone())).collect());
             if is_settled(plan) && health != Health::Lost {
-                let here = plan.spec.server.instances.iter();
-                self.running.extend(here.map(|one| ((one.slo.clone(), one.number), one.load_pps > 0.0)));
+                for one in &plan.spec.server.instances {
+                    self.running.entry(one.slo.clone()).or_default().insert(one.number, one.load_pps > 0.0);
+                }
             }
         }
         for instance in &server.instances {
@@ -73,8 +78,13 @@ impl Board {
     }
 
     /// The SLOs with an instance.
-    pub fn slos(&self) -> Vec<String> {
-        self.on.keys().cloned().collect()
+    pub fn slos(&self) -> impl Iterator<Item = &String> {
+        self.on.keys()
+    }
+
+    /// Whether an SLO has an instance on a node.
+    pub fn has(&self, slo: &str, node: &str) -> bool {
+        self.on.get(slo).is_some_and(|nodes| nodes.contains(node))
     }
 
     /// The nodes of an SLO.
@@ -92,12 +102,12 @@ impl Board {
 
     /// Whether an instance runs, in a plan that is settled.
     pub fn is_running(&self, slo: &str, number: u32) -> bool {
-        self.running.contains_key(&(slo.into(), number))
+        self.running.get(slo).is_some_and(|of| of.contains_key(&number))
     }
 
     /// Whether an instance runs, and no packets are led to it.
     pub fn is_idle(&self, slo: &str, number: u32) -> bool {
-        self.running.get(&(slo.into(), number)) == Some(&false)
+        self.running.get(slo).and_then(|of| of.get(&number)) == Some(&false)
     }
 
     /// Changes the instances of an SLO.
@@ -129,12 +139,34 @@ impl Board {
         }
     }
 
-    /// Notes instances that were added to open servers, by their index.
-    pub fn added(&mut self, slo: &str, at: impl Iterator<Item = usize>, promised: impl Fn(&PlacedServer) -> Promised) {
-        for i in at {
-            let server = &self.open.servers[i];
-            self.on.entry(slo.into()).or_default().insert(server.name.clone());
-            self.promised.entry(server.name.clone()).or_default().insert(slo.into(), promised(server));
+    /// Has an instance added: to any open server, or to one server alone. `add` returns the servers
+    /// that it has changed, by their index.
+    ///
+    /// # Errors
+    /// Those of `add`.
+    pub fn add_to<E>(
+        &mut self,
+        slo: &str,
+        only: Option<&str>,
+        add: impl FnOnce(&mut Placement) -> Result<Vec<usize>, E>,
+        promised: impl Fn() -> Promised,
+    ) -> Result<(), E> {
+        let names: Vec<String> = match only {
+            None => add(&mut self.open)?.into_iter().map(|i| self.open.servers[i].name.clone()).collect(),
+            Some(node) => {
+                let mut one = Placement { servers: self.server(node).cloned().into_iter().collect() };
+                let at = add(&mut one)?;
+                if let Some((to, from)) = self.server_mut(node).zip(one.servers.pop()) {
+                    *to = from;
+                }
+                at.into_iter().map(|_| node.to_owned()).collect()
+            }
+        };
+        self.added += names.len();
+        for name in names {
+            self.on.entry(slo.into()).or_default().insert(name.clone());
+            self.promised.entry(name).or_default().insert(slo.into(), promised());
         }
+        Ok(())
     }
 }

@@ -1,34 +1,49 @@
-//! One SLO: what it has, what it lacks, and what it no longer needs.
+//! One reserved SLO: what it has, what it lacks, and what it no longer needs.
 
 use std::collections::BTreeMap;
 
 use sluice_cluster_types::{NodePlan, Use};
 use sluice_planner::admission::{Reason, Refusal, admit};
 use sluice_planner::demand::Demand;
-use sluice_slo::on_demand::{self, lease};
-use sluice_slo::slo::{Cap, Promise, Slo as Terms};
+use sluice_slo::placement::{Instance, Placement};
+use sluice_slo::slo::{Promise, Slo as Terms};
 
 use crate::board::Board;
-use crate::health::Health;
+use crate::health::{Health, see_agents};
 use crate::wish::{Why, Wish};
 
 /// Packets per second are equal if they differ by less than this part.
 const EPSILON: f64 = 1e-9;
 
-/// An instance.
-#[derive(Debug, Clone)]
-struct Part {
-    node: String,
-    number: u32,
-    carries_pps: f64,
-    /// Whether packets are led to it.
-    is_led: bool,
-    /// Whether it may stay.
-    is_good: bool,
+/// Where more instances of an SLO may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Room {
+    None,
+    Any,
+    /// On this node alone.
+    Only(String),
 }
 
-fn parts(board: &Board, slo: &str) -> Vec<Part> {
-    let part = |(node, one): (&str, &sluice_slo::placement::Instance)| Part {
+impl Room {
+    pub fn only(&self) -> Option<&str> {
+        if let Self::Only(node) = self { Some(node) } else { None }
+    }
+}
+
+/// An instance.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub node: String,
+    pub number: u32,
+    carries_pps: f64,
+    /// Whether packets are led to it.
+    pub is_led: bool,
+    /// Whether it may stay.
+    pub is_good: bool,
+}
+
+pub fn parts(board: &Board, slo: &str) -> Vec<Part> {
+    let part = |(node, one): (&str, &Instance)| Part {
         node: node.into(),
         number: one.number,
         carries_pps: one.capacity_pps,
@@ -39,34 +54,52 @@ fn parts(board: &Board, slo: &str) -> Vec<Part> {
 }
 
 /// What nodes report of an SLO.
-fn uses<'a>(plans: &'a BTreeMap<String, NodePlan>, node: &str, slo: &str) -> Option<&'a Use> {
+pub fn uses<'a>(plans: &'a BTreeMap<String, NodePlan>, node: &str, slo: &str) -> Option<&'a Use> {
     plans.get(node)?.status.as_ref()?.uses.iter().find(|one| one.slo == slo)
 }
 
-/// Takes one SLO a step on: see the crate. Room for what is missing is looked for if `may_admit`.
+/// Takes instances off lost nodes.
+pub fn drop_lost(board: &mut Board, slo: &str) {
+    let is_lost = |node: &String| board.health.get(node) == Some(&Health::Lost);
+    let lost: Vec<String> = board.nodes(slo).into_iter().filter(is_lost).collect();
+    if !lost.is_empty() {
+        board.remove(slo, |node, _| lost.iter().any(|gone| gone == node));
+    }
+}
+
+/// Takes one reserved SLO a step on: see the crate.
 ///
 /// # Errors
 /// Why it lacks something. What it has stays.
-pub fn keep(board: &mut Board, wish: &Wish<'_>, plans: &BTreeMap<String, NodePlan>, may_admit: bool) -> Result<(), Why> {
-    let lost: Vec<String> =
-        board.nodes(wish.name()).into_iter().filter(|node| board.health.get(node) == Some(&Health::Lost)).collect();
-    if !lost.is_empty() {
-        board.remove(wish.name(), |node, _| lost.iter().any(|gone| gone == node));
-    }
-    match wish.terms.promise {
-        Promise::Reserved { throughput_pps, .. } => {
-            retune(board, wish)?;
-            let has: f64 = parts(board, wish.name()).iter().filter(|one| one.is_good).map(|one| one.carries_pps).sum();
-            let missing = throughput_pps - has;
-            let done = match missing > throughput_pps * EPSILON {
-                true if may_admit => reserve(board, wish, missing),
-                true => Err(Why::new("Waiting", "others are placed first")),
-                false => Ok(()),
-            };
-            lead(board, wish, throughput_pps, plans);
-            done
-        }
-        Promise::OnDemand { .. } => share(board, wish, plans, may_admit),
+pub fn keep(
+    board: &mut Board,
+    wish: &Wish<'_>,
+    throughput_pps: f64,
+    plans: &BTreeMap<String, NodePlan>,
+    room: &Room,
+) -> Result<(), Why> {
+    drop_lost(board, wish.name());
+    retune(board, wish)?;
+    let has: f64 = parts(board, wish.name()).iter().filter(|one| one.is_good).map(|one| one.carries_pps).sum();
+    let missing = throughput_pps - has;
+    let done = match missing > throughput_pps * EPSILON {
+        true if *room != Room::None => reserve(board, wish, missing, room),
+        true => Err(waiting()),
+        false => Ok(()),
+    };
+    lead(board, wish, throughput_pps, plans);
+    done
+}
+
+pub fn waiting() -> Why {
+    Why::new("Waiting", "others are placed first")
+}
+
+/// What to do about the nodes that could have room.
+pub fn with_silent(board: &Board, message: String) -> String {
+    match board.silent[..] {
+        [] => message,
+        _ => format!("{message}; {}", see_agents(&board.silent.iter().map(String::as_str).collect::<Vec<_>>())),
     }
 }
 
@@ -111,7 +144,7 @@ fn no_server(wish: &Wish<'_>, cpu: &str) -> Why {
 }
 
 /// Finds room for what is missing of a reserved SLO.
-fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64) -> Result<(), Why> {
+fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64, room: &Room) -> Result<(), Why> {
     let is_new = board.instances(wish.name()).next().is_none();
     let next = board.instances(wish.name()).map(|(_, one)| one.number + 1).max().unwrap_or(0);
     // A name that no SLO has, so that it counts as another one.
@@ -120,18 +153,18 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64) -> Result<(), Why> 
     let asked = Terms { name: name.clone(), promise, ..wish.terms.clone() };
     let mut refused: Option<Refusal> = None;
     for profile in wish.profiles.iter().copied() {
-        match admit(&mut board.open, &asked, profile) {
-            Ok(added) => {
-                for (n, (at, new)) in added.iter().enumerate() {
-                    let server = &mut board.open.servers[*at];
-                    let found = server.instances.iter_mut().find(|one| one.slo == name && one.number == new.number);
-                    if let Some(one) = found {
-                        (one.slo, one.number) = (wish.name().into(), next + n as u32);
-                    }
+        let add = |open: &mut Placement| -> Result<Vec<usize>, Refusal> {
+            let added = admit(open, &asked, profile)?;
+            for (n, (at, new)) in added.iter().enumerate() {
+                let mut instances = open.servers[*at].instances.iter_mut();
+                if let Some(one) = instances.find(|one| one.slo == name && one.number == new.number) {
+                    (one.slo, one.number) = (wish.name().into(), next + n as u32);
                 }
-                board.added(wish.name(), added.iter().map(|(at, _)| *at), |_| wish.promised(Some(profile)));
-                return Ok(());
             }
+            Ok(added.into_iter().map(|(at, _)| at).collect())
+        };
+        match board.add_to(wish.name(), room.only(), add, || wish.promised(Some(profile))) {
+            Ok(()) => return Ok(()),
             Err(refusal) => {
                 refused = Some(match refused {
                     Some(other) => other.or_nearer(refusal, &asked),
@@ -141,19 +174,22 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64) -> Result<(), Why> 
         }
     }
     let Some(refusal) = refused else { return Err(Why::new("NoProfile", "it has no profile")) };
-    let reason = match &refusal.reason {
-        Reason::Full { .. } => "NoRoom",
+    Err(why_not(board, wish, &refusal, is_new))
+}
+
+fn why_not(board: &Board, wish: &Wish<'_>, refusal: &Refusal, is_new: bool) -> Why {
+    // What would fit of a missing part is of no use to anybody.
+    let message = if is_new { refusal.to_string() } else { refusal.reason.to_string() };
+    match &refusal.reason {
+        Reason::Full { .. } => Why::new("NoRoom", with_silent(board, message)),
         Reason::NoServer { .. } if board.open.servers.is_empty() => {
             let message =
                 "no node is ready and has a ServerClass and an agent: label one as a ServerClass says, and run sluice-node there";
-            return Err(Why::new("NoServer", message));
+            Why::new("NoServer", with_silent(board, message.into()))
         }
-        Reason::NoServer { .. } => return Err(no_server(wish, &processors(board))),
-        _ => "Impossible",
-    };
-    // What would fit of the missing part is of no use to anybody.
-    let message = if is_new { refusal.to_string() } else { refusal.reason.to_string() };
-    Err(Why::new(reason, message))
+        Reason::NoServer { .. } => no_server(wish, &processors(board)),
+        _ => Why::new("Impossible", message),
+    }
 }
 
 /// The processors of the nodes that can have more.
@@ -214,50 +250,4 @@ fn lead(board: &mut Board, wish: &Wish<'_>, target: f64, plans: &BTreeMap<String
     if !gone.is_empty() {
         board.remove(slo, |_, one| gone.contains(&one.number));
     }
-}
-
-/// Gives an SLO on demand as many instances as nodes ask for, up to its cap.
-fn share(board: &mut Board, wish: &Wish<'_>, plans: &BTreeMap<String, NodePlan>, may_admit: bool) -> Result<(), Why> {
-    let Promise::OnDemand { cap, .. } = wish.terms.promise else { return Ok(()) };
-    let slo = wish.name();
-    for node in board.nodes(slo) {
-        board.promised.entry(node).or_default().insert(slo.into(), wish.promised(None));
-    }
-    let good = |board: &Board| parts(board, slo).iter().filter(|one| one.is_good).count() as u32;
-    let asked = board.nodes(slo).iter().filter_map(|node| uses(plans, node, slo)?.asks_for).max().unwrap_or(0);
-    let wanted = asked.max(1).min(cap.instances.unwrap_or(u32::MAX));
-    let footprint = on_demand::Footprint { cores: wish.footprint.cores, memory_mib: u64::from(wish.footprint.memory_mib) };
-    // Instances that leave do not count against the cap while others take their place.
-    let most = parts(board, slo).len() as u32 + 1;
-    let cap = Cap { instances: Some(most), load_pps: None };
-    let promise = Promise::OnDemand { latency_us: wish.terms.promise.latency_us(), cap };
-    let mut done = Ok(());
-    while good(board) < wanted {
-        if !may_admit {
-            done = Err(Why::new("Waiting", "others are placed first"));
-            break;
-        }
-        let next = board.instances(slo).map(|(_, one)| one.number + 1).max().unwrap_or(0);
-        let asked = Terms { name: format!("{slo}+"), promise, ..wish.terms.clone() };
-        match lease(&mut board.open, &asked, footprint) {
-            Ok((at, new)) => {
-                let server = &mut board.open.servers[at];
-                if let Some(one) = server.instances.iter_mut().find(|one| one.slo == asked.name && one.number == new.number) {
-                    (one.slo, one.number) = (slo.into(), next);
-                }
-                board.added(slo, std::iter::once(at), |_| wish.promised(None));
-            }
-            Err(error) => {
-                done = Err(Why::new("NoRoom", error.to_string()));
-                break;
-            }
-        }
-    }
-    let all = parts(board, slo);
-    let do_run = all.iter().filter(|one| one.is_good).all(|one| board.is_running(slo, one.number));
-    if done.is_ok() && do_run {
-        let leaving: Vec<u32> = all.iter().filter(|one| !one.is_good).map(|one| one.number).collect();
-        board.remove(slo, |_, one| leaving.contains(&one.number));
-    }
-    done
 }

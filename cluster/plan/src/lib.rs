@@ -21,23 +21,29 @@
 //! what is promised, as far as there are any. Largest promises come first, so the least promised
 //! are refused where there is too little.
 //!
+//! A node that refuses a plan is asked which SLO it is for (`refusals`). Two tenants do not get the
+//! same packets (`ingress`). An SLO on demand has as many instances as its load needs (`share`).
+//!
 //! A change of an NF or a chain goes to one node, and to the next when that one has taken it over
 //! ([`rollout`](place)). A node that refuses stops it.
 //!
 //! Pods are bound by plans that are written, and to what they say ([`pods::bind`]).
 //!
 //! # Limits
-//! Between nodes, packets are led by whatever leads them there. An SLO on demand gets more
-//! instances when nodes ask for them, and none is taken away again.
+//! Between nodes, packets are led by whatever leads them there. What a node adds by itself for an
+//! SLO on demand is in no plan, and counts for nothing here.
 //!
 //! Everything here is a function of its arguments; time is one of them.
 
 mod board;
 mod health;
+mod ingress;
 mod keep;
 pub mod pods;
+mod refusals;
 mod rollout;
 mod round;
+mod share;
 pub mod status;
 mod wish;
 mod world;

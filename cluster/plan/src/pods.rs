@@ -5,12 +5,15 @@
 //! is no longer in a plan, or has another pod, is evicted; whatever made it makes another one,
 //! which waits at the gate. So the number of pods may differ from that of instances at any time,
 //! and nothing runs that no plan holds.
+//!
+//! A pod whose labels name no SLO, or a function that the SLO's chain does not have, stays at the
+//! gate, and an annotation says why.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_cluster_types::name;
+use sluice_cluster_types::{labels, name};
 
-use crate::world::{Key, World};
+use crate::world::{Key, Pod, World};
 
 /// What is done with a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +22,31 @@ pub enum Decision {
     Bind { pod: Key, node: String, number: u32 },
     /// It is none any more.
     Evict { pod: Key },
+    /// Its annotation is to say why it is not bound, or nothing any more.
+    Note { pod: Key, why: Option<String> },
+}
+
+impl Decision {
+    pub fn pod(&self) -> &Key {
+        let (Self::Bind { pod, .. } | Self::Evict { pod } | Self::Note { pod, .. }) = self;
+        pod
+    }
+}
+
+/// Why a pod that waits is no instance, whatever plans say.
+fn refusal(world: &World, key: &Key, pod: &Pod) -> Option<String> {
+    let namespace = &key.namespace;
+    let of = |label: &str| format!("correct the label {label} of the pod, or of the template that makes it");
+    let Some(slo) = world.slos.get(&Key::new(namespace, &pod.slo)) else {
+        return Some(format!("there is no SLO \"{}\" in {namespace}: make it, or {}", pod.slo, of(labels::SLO)));
+    };
+    // Without the chain, the SLO's condition says so.
+    let chain = world.chains.get(&Key::new(namespace, &slo.spec.chain))?;
+    let services = &chain.spec.services;
+    (!services.contains(&pod.function)).then(|| {
+        let (function, has, fix) = (&pod.function, services.join(", "), of(labels::FUNCTION));
+        format!("the chain \"{}\" of its SLO has no function \"{function}\", only {has}: {fix}", slo.spec.chain)
+    })
 }
 
 /// What to do with pods, by the plans that are written.
@@ -32,10 +60,17 @@ pub fn bind(world: &World) -> Vec<Decision> {
             instances.entry(&one.slo).or_default().insert(one.number, node);
         }
     }
-    let mut decisions = Vec::new();
+    let (mut decisions, mut notes) = (Vec::new(), Vec::new());
     let mut waiting: BTreeMap<(String, &str), Vec<&Key>> = BTreeMap::new();
     let mut taken: BTreeSet<(String, &str, u32)> = BTreeSet::new();
     for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending) {
+        let why = if pod.is_gated { refusal(world, key, pod) } else { None };
+        if why != pod.refused {
+            notes.push(Decision::Note { pod: key.clone(), why: why.clone() });
+        }
+        if why.is_some() {
+            continue;
+        }
         let slo = name::on_node(&key.namespace, &pod.slo);
         let bound = pod.instance.zip(pod.node.as_deref()).filter(|_| !pod.is_gated);
         match bound {
@@ -61,5 +96,8 @@ pub fn bind(world: &World) -> Vec<Decision> {
             number: *number,
         }));
     }
+    // One thing is done with a pod at a time, and a note can wait.
+    let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
+    decisions.extend(notes.into_iter().filter(|note| !decided.contains(note.pod())));
     decisions
 }

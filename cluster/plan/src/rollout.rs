@@ -45,9 +45,9 @@ pub fn definitions(world: &World, board: &Board, wishes: &BTreeMap<&str, &Wish<'
     for slo in board.slos() {
         let wish = wishes.get(slo.as_str());
         let wanted = wish.map(|wish| (wish.chain(), wish.functions().collect::<Vec<_>>()));
-        for node in board.nodes(&slo) {
+        for node in board.nodes(slo) {
             let plan = world.plans.get(&node).map(|plan| &plan.spec);
-            let has = plan.and_then(|plan| find(&plan.chains, &slo, |one| &one.name));
+            let has = plan.and_then(|plan| find(&plan.chains, slo, |one| &one.name));
             let Some(chain) = has.or(wanted.as_ref().map(|(chain, _)| chain)) else { continue };
             let here = nodes.entry(node.clone()).or_default();
             here.chains.insert(slo.clone(), chain.clone());

@@ -3,21 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use sluice_cluster_types::{NodePlan, NodePlanSpec, PlannedChain, PlannedFunction, name};
+use sluice_cluster_types::{NodePlan, NodePlanSpec, name};
 use sluice_slo::placement::PlacedServer;
-use sluice_slo::slo::Slo as Terms;
+use sluice_slo::slo::{Promise, Slo as Terms};
 
 use crate::board::Board;
-use crate::health::{self, Health, Waiting};
-use crate::keep::keep;
+use crate::health::{self, Clocks, Health};
+use crate::ingress;
+use crate::keep::{Room, keep};
+use crate::refusals::Refusals;
 use crate::rollout::{Definitions, definitions};
+use crate::share::{self, Load, share};
 use crate::wish::{Profiles, Why, Wish, owners};
 use crate::world::{Key, World};
 
 /// Most SLOs for which a round looks for room, so that none waits long for the others.
 const MOST_TRIES: usize = 256;
-/// Time after which an SLO that a node refuses is tried again.
-const HOLD: Duration = Duration::from_secs(600);
 
 /// What a program that plans remembers from round to round. All of it can be lost.
 #[derive(Debug, Default)]
@@ -26,30 +27,22 @@ pub struct Memo {
     pub why: BTreeMap<Key, Why>,
     /// SLOs without room, with what was asked for and the epoch.
     refused: BTreeMap<String, (Terms, (u64, u64), Why)>,
-    /// SLOs that a node refuses to run.
-    held: BTreeMap<String, Held>,
-    waiting: Waiting,
+    refusals: Refusals,
+    clocks: Clocks,
+    /// The load of SLOs on demand, and when it was looked at.
+    loads: BTreeMap<String, Load>,
+    looked: Duration,
     /// Counts the times that room was made.
     freed: u64,
     open: BTreeSet<String>,
 }
 
-type Asked = (Terms, PlannedChain, Vec<PlannedFunction>);
-
-/// An SLO that a node refuses to run.
-#[derive(Debug)]
-struct Held {
-    asked: Asked,
-    since: Duration,
-    why: Why,
-}
-
 impl Memo {
-    /// When something changes by time alone: a node will have been waited for too long, or an SLO
-    /// that was refused is tried again.
+    /// When something changes by time alone: a node will have been waited for too long, an SLO that
+    /// was refused is tried again, or the load of SLOs on demand is looked at.
     pub fn next_deadline(&self, now: Duration) -> Option<Duration> {
-        let slow = self.waiting.values().map(|(_, since)| *since + health::SLOW);
-        let ends = slow.chain(self.held.values().map(|held| held.since + HOLD));
+        let look = self.loads.values().any(|load| load.wanted > 1).then_some(self.looked + share::LOOK);
+        let ends = self.clocks.ends().chain(self.refusals.ends()).chain(look);
         ends.filter(|end| *end > now).min()
     }
 }
@@ -67,18 +60,11 @@ pub struct Round {
 
 /// Decides which plans are to be written. `term` is written into them; `now` never goes back.
 pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round {
-    health::wait(world, &mut memo.waiting, now);
-    let mut board = Board::default();
-    for (server, health) in servers(world, &memo.waiting, now) {
-        board.add(world, server, health);
-    }
-    let open: BTreeSet<String> = board.open.servers.iter().map(|server| server.name.clone()).collect();
-    memo.freed += u64::from(!open.is_subset(&memo.open));
-    memo.open = open;
+    memo.clocks.note(world, now);
+    memo.looked = now;
     let profiles = Profiles::of(world);
     let owners = owners(world);
-    let mut wishes = Vec::new();
-    let (mut whys, mut names) = (BTreeMap::new(), BTreeSet::new());
+    let (mut wishes, mut whys, mut names) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
     for (key, slo) in &world.slos {
         names.insert(name::on_node(&key.namespace, &key.name));
         match Wish::of(world, &profiles, &owners, key, slo) {
@@ -86,19 +72,19 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
             Err(why) => drop(whys.insert(key.clone(), why)),
         }
     }
-    for orphan in board.slos().into_iter().filter(|slo| !names.contains(slo)) {
-        board.remove(&orphan, |_, _| true);
-    }
+    let taken = ingress::taken(world, &wishes);
+    wishes.retain(|wish| !taken.contains_key(wish.key));
+    whys.extend(taken);
     let asked: BTreeMap<&str, &Wish<'_>> = wishes.iter().map(|wish| (wish.name(), wish)).collect();
-    give_back(world, &mut board, memo, &asked, now);
+    let taken_back = memo.refusals.step(world, &memo.clocks, &asked, now);
+    let mut board = board(world, memo, now);
+    let orphans: Vec<String> = board.slos().filter(|slo| !names.contains(*slo)).cloned().collect();
+    orphans.iter().for_each(|slo| board.remove(slo, |_, _| true));
+    taken_back.iter().for_each(|(node, slo)| board.remove(slo, |on, _| on == node));
     memo.freed += u64::from(std::mem::take(&mut board.is_freed));
     memo.refused.retain(|slo, _| names.contains(slo));
-    let is_held = |slo: &String, held: &Held| {
-        let is_same = asked.get(slo.as_str()).is_some_and(|wish| asked_for(wish) == held.asked);
-        is_same && now.saturating_sub(held.since) < HOLD
-    };
-    memo.held.retain(|slo, held| is_held(slo, held));
-    let again = keep_all(world, &mut board, memo, &asked, &mut whys);
+    memo.loads.retain(|slo, _| asked.get(slo.as_str()).is_some_and(|wish| wish.terms.promise.throughput_pps().is_none()));
+    let again = keep_all(world, &mut board, memo, &asked, &mut whys, now);
     let definitions = definitions(world, &board, &asked);
     memo.freed += u64::from(board.is_freed);
     memo.why = whys;
@@ -107,20 +93,21 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
         !world.nodes.contains_key(name) && board.server(name).is_some_and(|server| server.instances.is_empty())
     };
     let gone: Vec<String> = world.plans.values().filter(|plan| is_gone(plan)).map(|plan| plan.spec.server.name.clone()).collect();
-    let changed = board.servers().filter(|server| !gone.contains(&server.name));
+    let changed = board.servers().filter(|server| gone.binary_search(&server.name).is_err());
     let plans = changed.filter_map(|server| written(world, &board, server, definitions.get(&server.name), term)).collect();
     Round { plans, gone, again: again || board.is_freed }
 }
 
-/// All servers: the nodes of a class, and those that have a plan.
-fn servers(world: &World, waiting: &Waiting, now: Duration) -> Vec<(PlacedServer, Health)> {
+/// All servers as they are: the nodes of a class, and those that have a plan.
+fn board(world: &World, memo: &mut Memo, now: Duration) -> Board {
     let names: BTreeSet<&String> = world.nodes.keys().chain(world.plans.keys()).collect();
-    let server = |name: &String| {
+    let mut board = Board::default();
+    for name in names {
         let class = world.nodes.get(name).and_then(|node| health::class(world, node)).map(|class| class.shape());
         let mut server = match (world.plans.get(name), &class) {
             (Some(plan), _) => plan.spec.server.clone(),
             (None, Some(shape)) => PlacedServer::empty(name, shape),
-            (None, None) => return None,
+            (None, None) => continue,
         };
         if let Some(shape) = class.as_ref().filter(|shape| **shape != server.shape) {
             // What runs there must fit into the other class.
@@ -129,37 +116,19 @@ fn servers(world: &World, waiting: &Waiting, now: Duration) -> Vec<(PlacedServer
                 server = other;
             }
         }
-        let health = health::of(world, name, class.as_ref() == Some(&server.shape), waiting, now);
-        Some((server, health))
-    };
-    names.into_iter().filter_map(server).collect()
-}
-
-/// Takes SLOs off nodes that have not taken them over, and will not.
-fn give_back(world: &World, board: &mut Board, memo: &mut Memo, asked: &BTreeMap<&str, &Wish<'_>>, now: Duration) {
-    for (node, plan) in &world.plans {
-        let refuses = health::refusal(plan);
-        if refuses.is_none() && !health::is_slow(node, &memo.waiting, now) {
-            continue;
+        let health = match health::of(world, name, class.as_ref() == Some(&server.shape), &memo.clocks, now) {
+            Health::Open if memo.refusals.is_trying(name) => Health::Closed,
+            health => health,
+        };
+        if health::is_silent(world, name) {
+            board.silent.push(name.clone());
         }
-        let has = plan.status.iter().flat_map(|status| &status.uses).map(|one| one.slo.as_str()).collect::<BTreeSet<_>>();
-        let lacks = plan.spec.slos.iter().map(|one| one.slo.name.as_str()).filter(|slo| !has.contains(slo));
-        for slo in lacks {
-            board.remove(slo, |on, _| on == node);
-            if let Some((message, wish)) = refuses.zip(asked.get(slo)) {
-                let message = format!(
-                    "node {node} refuses it: {message}; it is tried again in ten minutes, or when it, its chain or its NFs change"
-                );
-                let why = Why::new("NodeRefuses", message);
-                memo.held.insert(slo.into(), Held { asked: asked_for(wish), since: now, why });
-            }
-        }
+        board.add(world, server, health);
     }
-}
-
-/// All that an SLO asks of a node.
-fn asked_for(wish: &Wish<'_>) -> Asked {
-    (wish.terms.clone(), wish.chain(), wish.functions().collect())
+    let open: BTreeSet<String> = board.open.servers.iter().map(|server| server.name.clone()).collect();
+    memo.freed += u64::from(!open.is_subset(&memo.open));
+    memo.open = open;
+    board
 }
 
 /// Takes each SLO a step on, those with the largest promise first. Returns whether some were left
@@ -170,6 +139,7 @@ fn keep_all(
     memo: &mut Memo,
     asked: &BTreeMap<&str, &Wish<'_>>,
     whys: &mut BTreeMap<Key, Why>,
+    now: Duration,
 ) -> bool {
     let mut order: Vec<&Wish<'_>> = asked.values().copied().collect();
     let pps = |wish: &Wish<'_>| wish.terms.promise.throughput_pps().unwrap_or(0.0);
@@ -178,20 +148,32 @@ fn keep_all(
     let mut is_left = false;
     for wish in order {
         let epoch = (world.epoch, memo.freed);
-        let known = memo.refused.get(wish.name()).filter(|(terms, at, _)| *terms == wish.terms && *at == epoch);
-        let known = memo.held.get(wish.name()).map(|held| &held.why).or(known.map(|(.., why)| why)).cloned();
-        let may_admit = known.is_none() && tries < MOST_TRIES;
-        let before = board.open.instances().count();
-        let done = keep(board, wish, &world.plans, may_admit);
-        let is_tried = may_admit && (done.is_err() || board.open.instances().count() != before);
+        let full = memo.refused.get(wish.name()).filter(|(terms, at, _)| *terms == wish.terms && *at == epoch);
+        let (room, known) = match (memo.refusals.room(wish.name(), &world.plans), full) {
+            (Some(Ok(room)), _) => (room, None),
+            (Some(Err(why)), _) => (Room::None, Some(why)),
+            (None, Some((.., why))) => (Room::None, Some(why.clone())),
+            (None, None) if tries < MOST_TRIES => (Room::Any, None),
+            (None, None) => (Room::None, None),
+        };
+        let before = board.added;
+        let done = match wish.terms.promise {
+            Promise::Reserved { throughput_pps, .. } => keep(board, wish, throughput_pps, &world.plans, &room),
+            Promise::OnDemand { cap, .. } => share(board, wish, cap, &world.plans, &room, &mut memo.loads, now),
+        };
+        let is_tried = room != Room::None && (done.is_err() || board.added != before);
         tries += usize::from(is_tried);
+        if room.only().is_some_and(|node| !board.has(wish.name(), node)) {
+            memo.refusals.release(wish.name());
+            is_left = true;
+        }
         if let Err(why) = done {
             let why = match known {
                 Some(known) if why.reason == "Waiting" => known,
                 _ => why,
             };
             is_left |= why.reason == "Waiting";
-            if is_tried {
+            if is_tried && room == Room::Any {
                 memo.refused.insert(wish.name().into(), (wish.terms.clone(), epoch, why.clone()));
             }
             whys.insert(wish.key.clone(), why);

@@ -6,10 +6,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, READY, ROLLED_OUT, State, are, written};
 use sluice_cluster_types::{NetworkFunctionStatus, NodePlan, PlannedFunction, ServiceChainStatus, Slo, SloStatus, Use, name};
 
-use crate::health::{is_settled, refusal};
+use crate::health::{is_settled, is_silent, refusal, see_agents};
+use crate::ingress::INGRESS_TAKEN;
 use crate::round::Memo;
 use crate::wish::{Why, functions, owners};
 use crate::world::{Key, World};
+
+/// The reason of a condition: a node's agent does not report any more.
+const AGENT_SILENT: &str = "AgentSilent";
 
 /// The statuses that are not as they should be.
 #[derive(Debug, Default)]
@@ -35,13 +39,19 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
     for (key, slo) in &world.slos {
         let on_node = name::on_node(&key.namespace, &key.name);
         let plans = by_slo.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
-        statuses.slos.extend(of_slo(&on_node, slo, plans, memo.why.get(key), now).map(|status| (key.clone(), status)));
+        let silent = plans.iter().map(|plan| plan.spec.server.name.as_str()).filter(|node| is_silent(world, node)).collect();
+        let on = On { slo: &on_node, plans, silent };
+        statuses.slos.extend(of_slo(&on, slo, memo.why.get(key), now).map(|status| (key.clone(), status)));
     }
     let owners = owners(world);
+    let taken = |slo: &&Key| memo.why.get(*slo).filter(|why| why.reason == INGRESS_TAKEN);
     for (key, chain) in &world.chains {
         let state = match functions(world, &key.namespace, chain) {
             Err(why) => State::new(ACCEPTED, Some(false), why.reason, why.message),
             Ok(_) => match owners.get(key) {
+                Some(slo) if taken(slo).is_some() => {
+                    State::new(ACCEPTED, Some(false), INGRESS_TAKEN, taken(slo).map(|why| why.message.clone()).unwrap_or_default())
+                }
                 Some(slo) => State::new(ACCEPTED, Some(true), "Promised", format!("the SLO \"{}\" is of it", slo.name)),
                 None => State::new(ACCEPTED, Some(true), "Unused", "no SLO is of it, so no node runs it: make one"),
             },
@@ -88,32 +98,58 @@ fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64) ->
     }
 }
 
+/// Where an SLO is.
+struct On<'a> {
+    /// Its name on nodes.
+    slo: &'a str,
+    plans: &'a [&'a NodePlan],
+    /// Those of its nodes whose agents are silent.
+    silent: Vec<&'a str>,
+}
+
+impl On<'_> {
+    fn uses<'a>(&self, plan: &'a NodePlan) -> Option<&'a Use> {
+        plan.status.iter().flat_map(|status| &status.uses).find(|one| one.slo == self.slo)
+    }
+
+    /// Whether a node measures this, as far as it reports.
+    fn is(&self, word: &str) -> bool {
+        let reporting = self.plans.iter().filter(|plan| !self.silent.contains(&plan.spec.server.name.as_str()));
+        reporting.filter_map(|plan| self.uses(plan)).any(|one| one.state == word)
+    }
+
+    fn ready(&self) -> State {
+        let nodes = self.plans.len();
+        // What a node has taken over once goes on, whatever else its plan is to have.
+        let lacks = |plan: &&&NodePlan| self.uses(plan).is_none() && !is_settled(plan);
+        let late: Vec<&&NodePlan> = self.plans.iter().filter(lacks).collect();
+        let refusing = late.iter().find_map(|plan| Some((&plan.spec.server.name, refusal(plan)?)));
+        match (refusing, late.first()) {
+            _ if nodes == 0 => State::new(READY, Some(false), "NotPlaced", "no node runs it"),
+            _ if !self.silent.is_empty() => State::new(READY, Some(false), AGENT_SILENT, see_agents(&self.silent)),
+            (Some((node, message)), _) => {
+                State::new(READY, Some(false), "NodeRefuses", format!("node {node} refuses its plan: {message}"))
+            }
+            (None, Some(node)) => {
+                let (n, node) = (late.len(), &node.spec.server.name);
+                let message = format!("{n} of {nodes} nodes have not taken over their plans, as {node}: see sluice-node there");
+                State::new(READY, Some(false), "Waiting", message)
+            }
+            (None, None) => State::new(READY, Some(true), "Applied", "its nodes run it"),
+        }
+    }
+}
+
 /// The state of an SLO: one word, and its conditions.
-fn assess(on_node: &str, plans: &[&NodePlan], why: Option<&Why>) -> (&'static str, [State; 3]) {
-    let nodes = plans.len();
+fn assess(on: &On<'_>, why: Option<&Why>) -> (&'static str, [State; 3]) {
+    let nodes = on.plans.len();
     let admitted = match why {
         None if nodes > 0 => State::new(ADMITTED, Some(true), "Placed", "all that is promised has a place"),
         None => State::new(ADMITTED, None, "Waiting", "it is not planned yet"),
         Some(why) => State::new(ADMITTED, Some(false), why.reason, why.message.clone()),
     };
-    let all = plans.iter().map(|plan| (plan, plan.status.iter().flat_map(|status| &status.uses).find(|one| one.slo == on_node)));
-    // What a node has taken over once goes on, whatever else its plan is to have.
-    let lacks = |(plan, has): &(&&NodePlan, Option<&Use>)| has.is_none() && !is_settled(plan);
-    let late: Vec<&NodePlan> = all.clone().filter(lacks).map(|(plan, _)| *plan).collect();
-    let refusing = late.iter().find_map(|plan| Some((&plan.spec.server.name, refusal(plan)?)));
-    let ready = match (refusing, late.first()) {
-        _ if nodes == 0 => State::new(READY, Some(false), "NotPlaced", "no node runs it"),
-        (Some((node, message)), _) => {
-            State::new(READY, Some(false), "NodeRefuses", format!("node {node} refuses its plan: {message}"))
-        }
-        (None, Some(node)) => {
-            let (n, node) = (late.len(), &node.spec.server.name);
-            let message = format!("{n} of {nodes} nodes have not taken over their plans, as {node}: see sluice-node there");
-            State::new(READY, Some(false), "Waiting", message)
-        }
-        (None, None) => State::new(READY, Some(true), "Applied", "its nodes run it"),
-    };
-    let is = |word: &str| all.clone().any(|(_, has)| has.is_some_and(|one| one.state == word));
+    let ready = on.ready();
+    let is = |word: &str| on.is(word);
     let kept = match () {
         () if is("violated") => {
             State::new(KEPT, Some(false), "Violated", "a node measures less than is promised: sluice slo list --live there")
@@ -125,6 +161,7 @@ fn assess(on_node: &str, plans: &[&NodePlan], why: Option<&Why>) -> (&'static st
     let word = match (why, &ready.holds, &kept) {
         (Some(_), ..) if nodes == 0 => "refused",
         (Some(_), ..) => "degraded",
+        _ if ready.reason == AGENT_SILENT => "degraded",
         (None, Some(false), _) => "admitted",
         (.., State { reason: "Violated", .. }) => "violated",
         (.., State { reason: "Exceeded", .. }) => "exceeded",
@@ -134,12 +171,14 @@ fn assess(on_node: &str, plans: &[&NodePlan], why: Option<&Why>) -> (&'static st
     (word, [admitted, ready, kept])
 }
 
-fn of_slo(on_node: &str, slo: &Slo, plans: &[&NodePlan], why: Option<&Why>, now: &Time) -> Option<SloStatus> {
+fn of_slo(on: &On<'_>, slo: &Slo, why: Option<&Why>, now: &Time) -> Option<SloStatus> {
+    let plans = on.plans;
     if plans.is_empty() && why.is_none() {
         return None;
     }
-    let (state, states) = assess(on_node, plans, why);
-    let of = |plan: &&NodePlan| plan.spec.server.instances.iter().filter(|one| one.slo == on_node).count();
+    let (state, states) = assess(on, why);
+    let of = |plan: &&NodePlan| plan.spec.server.instances.iter().filter(|one| one.slo == on.slo).count();
+    let silent = states.iter().find(|state| state.reason == AGENT_SILENT).map(|state| &state.message);
     let nodes: BTreeSet<&str> = plans.iter().map(|plan| plan.spec.server.name.as_str()).collect();
     let before = slo.status.clone().unwrap_or_default();
     let generation = slo.metadata.generation;
@@ -149,7 +188,7 @@ fn of_slo(on_node: &str, slo: &Slo, plans: &[&NodePlan], why: Option<&Why>, now:
         promised: slo.spec.promise().map(|promise| promise.to_string()).unwrap_or_default(),
         instances: plans.iter().map(of).sum::<usize>() as i64,
         nodes: nodes.into_iter().collect::<Vec<_>>().join(" "),
-        why: why.map(|why| why.message.clone()).unwrap_or_default(),
+        why: why.map(|why| &why.message).or(silent).cloned().unwrap_or_default(),
         conditions: before.conditions.clone(),
     };
     let is_same = status == before && are(&before.conditions, &states);

@@ -2,7 +2,11 @@
 
 mod admission;
 mod change;
+mod on_demand;
 mod random;
+mod refusals;
+mod scale;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,8 +32,12 @@ struct Cluster {
     now: Duration,
     /// Nodes that refuse any change, with what they say.
     refuse: BTreeMap<String, String>,
+    /// SLOs that every node refuses, by their name on nodes, with what is said.
+    bad: BTreeMap<String, String>,
     /// Nodes that do nothing.
     silent: Vec<String>,
+    /// Packets per second of SLOs on demand, by their name on nodes.
+    loads: BTreeMap<String, f64>,
     /// Whether packets come to instances that none are led to any more.
     lingers: bool,
 }
@@ -55,6 +63,11 @@ fn reserved(chain: &str, throughput_pps: f64) -> SloSpec {
     SloSpec { chain: chain.into(), traffic: Some("64 B".into()), reserved, ..SloSpec::default() }
 }
 
+/// A node that is ready, with an agent.
+fn good_node(labels: &BTreeMap<String, String>) -> Node {
+    Node { labels: labels.clone(), is_ready: true, is_cordoned: false, is_served: true }
+}
+
 fn node_name(i: usize) -> String {
     format!("n{i:03}")
 }
@@ -66,24 +79,42 @@ impl Cluster {
         world.classes.insert("a".into(), class());
         let labels: BTreeMap<String, String> = class().node_selector;
         for i in 0..nodes {
-            world.nodes.insert(node_name(i), Node { labels: labels.clone(), is_ready: true, is_cordoned: false, is_served: true });
+            world.nodes.insert(node_name(i), good_node(&labels));
         }
-        let spec = NfProfileSpec { profile: profile() };
-        world.profiles.insert(Key::new("t", "nat"), NfProfile::new("nat", spec));
-        let spec = NetworkFunctionSpec { exec: Some("sluice-nf-nat".into()), ..NetworkFunctionSpec::default() };
-        world.functions.insert(Key::new("t", "nat"), NetworkFunction::new("nat", spec));
-        let (memo, now) = (Memo::default(), Duration::ZERO);
-        let mut cluster = Self { world, memo, term: 1, now, refuse: BTreeMap::new(), silent: Vec::new(), lingers: false };
+        let mut cluster = Self {
+            world,
+            memo: Memo::default(),
+            term: 1,
+            now: Duration::ZERO,
+            refuse: BTreeMap::new(),
+            bad: BTreeMap::new(),
+            silent: Vec::new(),
+            loads: BTreeMap::new(),
+            lingers: false,
+        };
+        cluster.tenant("t");
         cluster.run();
         cluster
     }
 
+    /// A namespace with `nat` and its profile.
+    fn tenant(&mut self, namespace: &str) {
+        let spec = NfProfileSpec { profile: profile() };
+        self.world.profiles.insert(Key::new(namespace, "nat"), NfProfile::new("nat", spec));
+        let spec = NetworkFunctionSpec { exec: Some("sluice-nf-nat".into()), ..NetworkFunctionSpec::default() };
+        self.world.functions.insert(Key::new(namespace, "nat"), NetworkFunction::new("nat", spec));
+    }
+
     /// An SLO, and a chain of its name.
     fn ask(&mut self, name: &str, spec: SloSpec) {
-        let ingress = vec![Match { port: Some("in".into()), ..Match::default() }];
+        self.ask_in("t", name, spec, Match { port: Some("in".into()), ..Match::default() });
+    }
+
+    fn ask_in(&mut self, namespace: &str, name: &str, spec: SloSpec, from: Match) {
+        let ingress = vec![from];
         let chain = ServiceChainSpec { services: vec!["nat".into()], ingress, egress: "out".into(), ..ServiceChainSpec::default() };
-        self.world.chains.insert(Key::new("t", &spec.chain), ServiceChain::new(&spec.chain, chain));
-        self.world.slos.insert(Key::new("t", name), Slo::new(name, spec));
+        self.world.chains.insert(Key::new(namespace, &spec.chain), ServiceChain::new(&spec.chain, chain));
+        self.world.slos.insert(Key::new(namespace, name), Slo::new(name, spec));
         self.world.epoch += 1;
     }
 
@@ -123,7 +154,7 @@ impl Cluster {
         let lingers = self.lingers;
         let before: Vec<_> = self.world.plans.values().map(|plan| plan.status.clone()).collect();
         for (name, plan) in &mut self.world.plans {
-            if self.silent.contains(name) || !self.world.nodes.get(name).is_some_and(|node| node.is_ready) {
+            if self.silent.contains(name) || !self.world.nodes.get(name).is_some_and(|node| node.is_ready && node.is_served) {
                 continue;
             }
             let status = plan.status.get_or_insert_with(NodePlanStatus::default);
@@ -131,7 +162,8 @@ impl Cluster {
                 continue;
             }
             status.observed_revision = plan.spec.revision;
-            status.refused = self.refuse.get(name).cloned();
+            let bad = || plan.spec.slos.iter().find_map(|one| self.bad.get(&one.slo.name));
+            status.refused = self.refuse.get(name).or_else(bad).cloned();
             if status.refused.is_some() {
                 continue;
             }
@@ -146,7 +178,27 @@ impl Cluster {
             };
             status.uses = plan.spec.slos.iter().map(|one| use_of(&one.slo.name)).collect();
         }
+        self.offer();
         before != self.world.plans.values().map(|plan| plan.status.clone()).collect::<Vec<_>>()
+    }
+
+    /// Packets of SLOs on demand come to their instances in equal parts, but to none that others
+    /// are preferred to.
+    fn offer(&mut self) {
+        for (slo, pps) in &self.loads {
+            let own = |plan: &NodePlan| -> Vec<f64> {
+                let of = plan.spec.server.instances.iter().filter(|one| one.slo == *slo);
+                of.map(|one| one.load_pps).collect()
+            };
+            let all: Vec<f64> = self.world.plans.values().flat_map(own).collect();
+            let most = all.iter().copied().fold(0.0, f64::max);
+            let count = |of: &[f64]| of.iter().filter(|load| **load == most).count() as f64;
+            for plan in self.world.plans.values_mut() {
+                let part = count(&own(plan)) / count(&all);
+                let uses = plan.status.iter_mut().flat_map(|status| &mut status.uses);
+                uses.filter(|one| one.slo == *slo).for_each(|one| one.offered_pps = pps * part);
+            }
+        }
     }
 
     /// Rounds until nothing changes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sluice_cluster_types::{
-    Footprint, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChain, ServiceChainSpec, Slo, name,
+    Footprint, Match, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChain, ServiceChainSpec, Slo, name,
 };
 use sluice_slo::assignment::Promised;
 use sluice_slo::digest::Digest;
@@ -40,8 +40,9 @@ pub struct Wish<'a> {
     pub rank: (String, String),
 }
 
-/// Profiles by namespace, what runs, and traffic; the newest first.
-pub struct Profiles<'a>(BTreeMap<(&'a str, &'a Workload, &'a str), Vec<&'a NfProfile>>);
+/// Good profiles by namespace, what runs, and traffic: the newest for each processor. Where none is
+/// good, what is wrong with the newest.
+pub struct Profiles<'a>(BTreeMap<(&'a str, &'a Workload, &'a str), Result<Vec<&'a Profile>, String>>);
 
 impl<'a> Profiles<'a> {
     pub fn of(world: &'a World) -> Self {
@@ -50,27 +51,14 @@ impl<'a> Profiles<'a> {
             let of = &profile.spec.profile.key;
             all.entry((key.namespace.as_str(), &of.workload, of.traffic.as_str())).or_default().push(profile);
         }
-        let made = |profile: &NfProfile| (profile.metadata.creation_timestamp.clone(), profile.metadata.name.clone());
-        all.values_mut().for_each(|same| same.sort_by_key(|profile| std::cmp::Reverse(made(profile))));
-        Self(all)
+        Self(all.into_iter().map(|(key, same)| (key, newest(same))).collect())
     }
 
     fn find(&self, namespace: &str, workload: &Workload, traffic: &str) -> Result<Vec<&'a Profile>, Why> {
-        let found = self.0.get(&(namespace, workload, traffic)).map(Vec::as_slice).unwrap_or_default();
-        let mut newest: Vec<&Profile> = Vec::new();
-        let mut bad = None;
-        for profile in found.iter().map(|one| &one.spec.profile) {
-            match profile.check() {
-                Ok(()) if newest.iter().any(|known| known.key.cpu == profile.key.cpu) => {}
-                Ok(()) => newest.push(profile),
-                Err(error) => bad = bad.or(Some(error.to_string())),
-            }
-        }
-        if !newest.is_empty() {
-            return Ok(newest);
-        }
-        if let Some(bad) = bad {
-            return Err(Why::new("BadProfile", bad));
+        match self.0.get(&(namespace, workload, traffic)) {
+            Some(Ok(newest)) => return Ok(newest.clone()),
+            Some(Err(bad)) => return Err(Why::new("BadProfile", bad.clone())),
+            None => {}
         }
         let own = self.0.keys().filter(|(of, ran, _)| *of == namespace && *ran == workload);
         let known: Vec<&str> = own.map(|(.., traffic)| *traffic).collect();
@@ -80,6 +68,22 @@ impl<'a> Profiles<'a> {
         };
         Err(Why::new("NoProfile", format!("no NFProfile in {namespace} is of {workload} with the traffic \"{traffic}\": {rest}")))
     }
+}
+
+fn newest(mut same: Vec<&NfProfile>) -> Result<Vec<&Profile>, String> {
+    let made = |profile: &NfProfile| (profile.metadata.creation_timestamp.clone(), profile.metadata.name.clone());
+    same.sort_by_cached_key(|profile| std::cmp::Reverse(made(profile)));
+    let mut newest: Vec<&Profile> = Vec::new();
+    let mut bad = None;
+    for profile in same.iter().map(|one| &one.spec.profile) {
+        match profile.check() {
+            Ok(()) if newest.iter().any(|known| known.key.cpu == profile.key.cpu) => {}
+            Ok(()) => newest.push(profile),
+            Err(error) => bad = bad.or(Some(error.to_string())),
+        }
+    }
+    // One is bad if none is good.
+    if newest.is_empty() { Err(bad.unwrap_or_default()) } else { Ok(newest) }
 }
 
 fn quoted(names: &[&str]) -> String {
@@ -150,6 +154,11 @@ impl<'a> Wish<'a> {
 
     pub fn name(&self) -> &str {
         &self.terms.name
+    }
+
+    /// The packets of its chain.
+    pub fn ingress(&self) -> &[Match] {
+        &self.chain.spec.ingress
     }
 
     /// The terms as they are kept on a node, by this profile.

@@ -51,6 +51,8 @@ pub struct Pod {
     pub is_gated: bool,
     /// Whether it has ended, or is being deleted.
     pub is_ending: bool,
+    /// Why it is not bound, as its annotation says.
+    pub refused: Option<String>,
 }
 
 /// The objects as last read. A change of nodes, classes, profiles, chains or functions also raises

@@ -16,3 +16,5 @@ pub const AGENT: &str = "sluice.dev/node-agent";
 pub fn lease_of(node: &str) -> String {
     format!("node-{node}")
 }
+/// Annotation of a pod that waits at the gate in vain: why. Written by the operator.
+pub const REFUSED: &str = "sluice.dev/refused";

@@ -120,7 +120,7 @@ pub struct Use {
     /// 95th percentile of latency, in microseconds, with two digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<f64>,
-    /// Instances that it needs on all nodes together, where this one cannot provide them.
+    /// Instances that it needs on this node, where it has no room for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 4_294_967_295u32))]
     pub asks_for: Option<u32>,

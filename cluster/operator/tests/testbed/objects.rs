@@ -102,7 +102,12 @@ pub async fn basics(client: &Client, namespace: &str) {
 }
 
 pub fn chain(namespace: &str, name: &str) -> Value {
-    let spec = json!({"services": ["nat"], "ingress": [{"port": "in"}], "egress": "out"});
+    let mut from = json!({"port": "in"});
+    // Of many tenants, each has a VLAN of its own.
+    if let Some(tenant) = namespace.strip_prefix("tenant").and_then(|tenant| tenant.parse::<u16>().ok()) {
+        from["vlan"] = (tenant + 1).into();
+    }
+    let spec = json!({"services": ["nat"], "ingress": [from], "egress": "out"});
     json!({"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 }
 

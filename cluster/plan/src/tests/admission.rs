@@ -1,10 +1,6 @@
 //! Admission, refusal, and what is said of both.
 
-use sluice_cluster_types::{Footprint, OnDemand};
-
 use super::*;
-use crate::Pod;
-use crate::pods::{Decision, bind};
 
 #[test]
 fn an_slo_is_admitted_and_a_node_runs_it() {
@@ -85,10 +81,7 @@ fn what_cannot_be_says_what_to_do() {
 fn a_node_without_an_agent_gets_nothing() {
     let mut cluster = Cluster::new(0);
     cluster.silent = vec![node_name(0)];
-    cluster
-        .world
-        .nodes
-        .insert(node_name(0), Node { labels: class().node_selector, is_ready: true, is_cordoned: false, is_served: true });
+    cluster.world.nodes.insert(node_name(0), good_node(&class().node_selector));
     cluster.promise("web", 1e6);
     cluster.run();
     assert!(cluster.instances("web").is_empty());
@@ -96,66 +89,4 @@ fn a_node_without_an_agent_gets_nothing() {
     cluster.silent.clear();
     cluster.run();
     assert!(cluster.is_kept("web"), "{:?}", cluster.status("web"));
-}
-
-#[test]
-fn one_on_demand_grows_when_a_node_asks_up_to_its_cap() {
-    let mut cluster = Cluster::new(2);
-    let on_demand = Some(OnDemand { latency_us: 50.0, most_instances: Some(3), most_pps: None });
-    let footprint = Some(Footprint { cores: 2, memory_mib: 64 });
-    cluster.ask("web", SloSpec { chain: "web".into(), on_demand, footprint, ..SloSpec::default() });
-    cluster.run();
-    let one = cluster.instances("web");
-    assert_eq!((one.len(), one[0].1.ways, one[0].1.cores.len()), (1, 0, 2));
-    for (asked, has) in [(2, 2), (9, 3)] {
-        let node = cluster.nodes("web")[0].clone();
-        cluster.world.plans.get_mut(&node).unwrap().status.as_mut().unwrap().uses[0].asks_for = Some(asked);
-        cluster.run();
-        assert_eq!(cluster.instances("web").len(), has);
-    }
-}
-
-#[test]
-fn pods_are_bound_to_what_is_written_and_to_nothing_else() {
-    let mut cluster = Cluster::new(2);
-    let pod = || Pod { slo: "web".into(), function: "nat".into(), is_gated: true, ..Pod::default() };
-    for name in ["p0", "p1", "p2"] {
-        cluster.world.pods.insert(Key::new("t", name), pod());
-    }
-    assert!(bind(&cluster.world).is_empty());
-    cluster.promise("web", 3e6);
-    cluster.run();
-    let count = cluster.instances("web").len();
-    let bound = bind(&cluster.world);
-    assert_eq!(bound.len(), count.min(3));
-    let node = cluster.nodes("web")[0].clone();
-    assert_eq!(bound[0], Decision::Bind { pod: Key::new("t", "p0"), node: node.clone(), number: 0 });
-    for (name, number) in [("p0", 0), ("p1", 0), ("p2", 7)] {
-        let bound = Pod { is_gated: false, instance: Some(number), node: Some(node.clone()), ..pod() };
-        cluster.world.pods.insert(Key::new("t", name), bound);
-    }
-    let evicted = ["p1", "p2"].map(|name| Decision::Evict { pod: Key::new("t", name) });
-    assert_eq!(bind(&cluster.world)[..2], evicted, "the instance has a pod, or there is none");
-    cluster.world.pods.get_mut(&Key::new("t", "p0")).unwrap().is_ending = true;
-    assert!(!bind(&cluster.world).contains(&evicted[0]), "it takes the place of the one that ends");
-}
-
-#[test]
-fn a_pod_does_not_stay_where_its_instance_was() {
-    let mut cluster = Cluster::new(2);
-    cluster.promise("web", 1e6);
-    cluster.run();
-    let first = cluster.nodes("web")[0].clone();
-    let number = Some(cluster.instances("web")[0].1.number);
-    let pod = Pod { slo: "web".into(), function: "nat".into(), instance: number, node: Some(first.clone()), ..Pod::default() };
-    cluster.world.pods.insert(Key::new("t", "p0"), pod);
-    assert!(bind(&cluster.world).is_empty());
-    cluster.world.nodes.get_mut(&first).unwrap().is_ready = false;
-    cluster.world.epoch += 1;
-    cluster.run();
-    assert_ne!(cluster.nodes("web"), [first]);
-    assert_eq!(bind(&cluster.world), [Decision::Evict { pod: Key::new("t", "p0") }]);
-    // One that was never at the gate is left alone, whatever its labels say.
-    cluster.world.pods.get_mut(&Key::new("t", "p0")).unwrap().node = None;
-    assert!(bind(&cluster.world).is_empty());
 }

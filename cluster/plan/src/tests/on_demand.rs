@@ -1,0 +1,149 @@
+//! SLOs on demand: instances that are asked for, and those that are no longer needed.
+
+use sluice_cluster_types::{Footprint, OnDemand};
+
+use super::*;
+use crate::share::{CALM, LOOK};
+
+fn on_demand(most_instances: Option<i64>, most_pps: Option<f64>) -> SloSpec {
+    let on_demand = Some(OnDemand { latency_us: 50.0, most_instances, most_pps });
+    let footprint = Some(Footprint { cores: 2, memory_mib: 64 });
+    SloSpec { chain: "web".into(), on_demand, footprint, ..SloSpec::default() }
+}
+
+impl Cluster {
+    /// A node asks for one more instance than it has.
+    fn lacks(&mut self, slo: &str) {
+        let node = self.nodes(slo)[0].clone();
+        let here = self.instances(slo).iter().filter(|(on, _)| *on == node).count() as u32;
+        let status = self.world.plans.get_mut(&node).unwrap().status.as_mut().unwrap();
+        status.uses.iter_mut().find(|one| one.slo == format!("t_{slo}")).unwrap().asks_for = Some(here + 1);
+    }
+
+    /// The caps that nodes get.
+    fn caps(&self, slo: &str) -> Vec<(Option<u32>, Option<f64>)> {
+        let all = self.world.plans.values().flat_map(|plan| &plan.spec.slos).filter(|one| one.slo.name == format!("t_{slo}"));
+        let cap = |promise| if let Promise::OnDemand { cap, .. } = promise { (cap.instances, cap.load_pps) } else { (None, None) };
+        all.map(|one| cap(one.slo.promise)).collect()
+    }
+}
+
+#[test]
+fn one_on_demand_grows_when_a_node_asks_up_to_its_cap() {
+    let mut cluster = Cluster::new(2);
+    cluster.ask("web", on_demand(Some(3), None));
+    cluster.run();
+    let one = cluster.instances("web");
+    assert_eq!((one.len(), one[0].1.ways, one[0].1.cores.len()), (1, 0, 2));
+    for has in [2, 3, 3] {
+        cluster.lacks("web");
+        cluster.run();
+        assert_eq!(cluster.instances("web").len(), has);
+    }
+}
+
+#[test]
+fn what_a_node_asked_for_before_its_last_plan_does_not_count() {
+    let mut cluster = Cluster::new(2);
+    cluster.ask("web", on_demand(Some(9), None));
+    cluster.run();
+    cluster.lacks("web");
+    for _ in 0..3 {
+        cluster.round();
+    }
+    assert_eq!(cluster.instances("web").len(), 2);
+}
+
+#[test]
+fn a_load_at_its_cap_gets_no_more_instances_and_nodes_share_the_cap() {
+    let mut cluster = Cluster::new(3);
+    cluster.ask("web", on_demand(Some(8), Some(2e6)));
+    cluster.run();
+    cluster.loads.insert("t_web".into(), 2.1e6);
+    cluster.agents();
+    cluster.lacks("web");
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 1, "the promise ends there");
+    cluster.loads.insert("t_web".into(), 1.9e6);
+    for _ in 0..5 {
+        cluster.agents();
+        cluster.lacks("web");
+        cluster.run();
+    }
+    assert!(cluster.nodes("web").len() > 1, "{:?}", cluster.instances("web"));
+    let caps = cluster.caps("web");
+    let sum: f64 = caps.iter().filter_map(|(_, pps)| *pps).sum();
+    assert!((sum - 2e6).abs() < 1.0, "{caps:?}");
+    let count = |node: &String| cluster.instances("web").iter().filter(|(on, _)| on == node).count() as u32;
+    let elsewhere: Vec<u32> = cluster.nodes("web").iter().map(|node| cluster.instances("web").len() as u32 - count(node)).collect();
+    assert_eq!(caps.iter().map(|(most, _)| most.unwrap()).collect::<Vec<_>>(), elsewhere.iter().map(|n| 8 - n).collect::<Vec<_>>());
+}
+
+#[test]
+fn instances_that_are_no_longer_needed_go_once_no_packets_come_to_them() {
+    let mut cluster = Cluster::new(2);
+    cluster.ask("web", on_demand(Some(4), None));
+    cluster.loads.insert("t_web".into(), 3e6);
+    cluster.run();
+    for _ in 0..2 {
+        cluster.lacks("web");
+        cluster.run();
+    }
+    assert_eq!(cluster.instances("web").len(), 3);
+    assert_eq!(cluster.memo.next_deadline(cluster.now), Some(cluster.now + LOOK));
+    // Two were not enough for 3e6, so they are for three quarters of that.
+    let wait = |cluster: &mut Cluster, pps: f64| {
+        cluster.loads.insert("t_web".into(), pps);
+        cluster.agents();
+        cluster.run();
+        cluster.now += CALM;
+    };
+    wait(&mut cluster, 2.3e6);
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 3);
+    wait(&mut cluster, 1.4e6);
+    cluster.round();
+    let led = |cluster: &Cluster| cluster.instances("web").iter().filter(|(_, one)| one.load_pps > 0.0).count();
+    assert_eq!((cluster.instances("web").len(), led(&cluster)), (3, 2), "packets are led away first");
+    cluster.run();
+    assert_eq!((cluster.instances("web").len(), led(&cluster)), (2, 0));
+    // It is needed again, so the next time takes longer.
+    cluster.loads.insert("t_web".into(), 3e6);
+    cluster.agents();
+    cluster.lacks("web");
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 3);
+    wait(&mut cluster, 0.0);
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 3);
+    cluster.now += CALM;
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 2);
+    for _ in 0..5 {
+        wait(&mut cluster, 0.0);
+        cluster.now += CALM;
+        cluster.run();
+    }
+    assert_eq!(cluster.instances("web").len(), 1, "one stays");
+}
+
+#[test]
+fn instances_of_a_lost_and_of_a_cordoned_node_have_successors() {
+    let mut cluster = Cluster::new(3);
+    cluster.ask("web", on_demand(Some(6), None));
+    cluster.run();
+    for _ in 0..4 {
+        cluster.lacks("web");
+        cluster.run();
+    }
+    let nodes = cluster.nodes("web");
+    assert_eq!((cluster.instances("web").len(), nodes.len()), (5, 2));
+    cluster.world.nodes.get_mut(&nodes[0]).unwrap().is_ready = false;
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 5);
+    let cordoned = cluster.nodes("web")[0].clone();
+    cluster.world.nodes.get_mut(&nodes[0]).unwrap().is_ready = true;
+    cluster.world.nodes.get_mut(&cordoned).unwrap().is_cordoned = true;
+    cluster.run();
+    assert!(cluster.instances("web").len() == 5 && !cluster.nodes("web").contains(&cordoned), "{:?}", cluster.instances("web"));
+}

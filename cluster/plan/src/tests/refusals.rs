@@ -1,0 +1,187 @@
+//! Nodes that refuse plans, and agents that do not answer any more.
+
+use super::*;
+use crate::health::SLOW;
+
+/// A node with room for many SLOs, ten of which come at once. The fifth is bad, and is refused with
+/// these words.
+fn ten(said: &str) -> (Cluster, usize) {
+    let mut cluster = Cluster::new(1);
+    cluster.world.classes.get_mut("a").unwrap().cores = 15;
+    cluster.world.epoch += 1;
+    cluster.run();
+    cluster.promise("old", 1e6);
+    cluster.run();
+    cluster.bad.insert("t_s4".into(), said.into());
+    for i in 0..10 {
+        cluster.promise(&format!("s{i}"), 1e6);
+    }
+    for rounds in 0..40 {
+        let wrote = cluster.round();
+        assert!(cluster.is_kept("old"));
+        if !cluster.agents() && wrote == 0 {
+            return (cluster, rounds);
+        }
+    }
+    panic!("rounds do not end");
+}
+
+fn nine_run(cluster: &Cluster, said: &str) {
+    for i in (0..10).filter(|i| *i != 4) {
+        assert_eq!(cluster.said(&format!("s{i}")), ("kept".into(), "Placed".into()), "s{i}");
+    }
+    let (status, why) = (cluster.said("s4"), cluster.status("s4").why);
+    assert_eq!(status, ("refused".into(), "NodeRefuses".into()));
+    assert!(why.contains(&format!("node n000 refuses it: {said}")), "{why}");
+}
+
+#[test]
+fn one_bad_slo_of_ten_is_held_and_the_others_run() {
+    let said = "the program ended at once";
+    let (mut cluster, blind) = ten(said);
+    nine_run(&cluster, said);
+    // Words that name it spare most tries.
+    let named = "\"t_s4\" was admitted by a profile of another binary of \"t_nat\"";
+    let (other, seen) = ten(named);
+    nine_run(&other, named);
+    assert!(seen < blind, "{seen} and {blind} rounds");
+    // Words that name a good one cost a try, and hold nothing else.
+    let wrong = "it is not as t_s7";
+    nine_run(&ten(wrong).0, wrong);
+    // Another operator finds it out anew, and nothing that runs is touched.
+    let before = cluster.world.plans.clone();
+    cluster.succeed();
+    cluster.run();
+    nine_run(&cluster, said);
+    let instances = |plans: &BTreeMap<String, NodePlan>| plans["n000"].spec.server.instances.clone();
+    assert_eq!(instances(&before), instances(&cluster.world.plans));
+    // It is mended, and tried again in time.
+    cluster.bad.clear();
+    cluster.now = cluster.memo.next_deadline(cluster.now).unwrap();
+    cluster.run();
+    assert!(cluster.is_kept("s4"));
+}
+
+#[test]
+fn while_a_node_is_tried_it_gets_nothing_else() {
+    let mut cluster = Cluster::new(2);
+    cluster.bad.insert("t_s1".into(), "no".into());
+    for i in 0..4 {
+        cluster.promise(&format!("s{i}"), 1e6);
+    }
+    cluster.round();
+    let node = cluster.nodes("s1")[0].clone();
+    assert!((0..4).all(|i| cluster.nodes(&format!("s{i}")) == [node.clone()]));
+    cluster.agents();
+    cluster.round();
+    assert!(cluster.status("s0").why.contains("refuses a plan with it and others: no"), "{}", cluster.status("s0").why);
+    cluster.promise("new", 1e6);
+    cluster.round();
+    assert!(cluster.is_kept("new") && cluster.nodes("new") != [node.clone()]);
+    cluster.run();
+    assert!([0, 2, 3].iter().all(|i| cluster.nodes(&format!("s{i}")) == [node.clone()]));
+    assert_eq!(cluster.said("s1").1, "NodeRefuses");
+}
+
+#[test]
+fn what_a_node_refuses_with_and_without_goes_elsewhere() {
+    let mut cluster = Cluster::new(2);
+    for count in [1, 3] {
+        let names: Vec<String> = (0..count).map(|i| format!("s{count}{i}")).collect();
+        names.iter().for_each(|name| cluster.promise(name, 1e6));
+        cluster.round();
+        let node = cluster.nodes(&names[0])[0].clone();
+        cluster.refuse.insert(node.clone(), "cannot read sluice.toml".into());
+        cluster.run();
+        for name in &names {
+            assert!(cluster.is_kept(name) && cluster.nodes(name) != [node.clone()], "{:?}", cluster.memo.why);
+        }
+        cluster.refuse.clear();
+        cluster.run();
+    }
+}
+
+#[test]
+fn a_trial_ends_when_its_slos_or_its_node_go() {
+    for is_node in [true, false] {
+        let mut cluster = Cluster::new(2);
+        cluster.bad.insert("t_s1".into(), "no".into());
+        for i in 0..4 {
+            cluster.promise(&format!("s{i}"), 1e6);
+        }
+        cluster.round();
+        let node = cluster.nodes("s1")[0].clone();
+        cluster.agents();
+        cluster.round();
+        match is_node {
+            true => cluster.world.nodes.get_mut(&node).unwrap().is_ready = false,
+            false => (0..4).for_each(|i| drop(cluster.world.slos.remove(&Key::new("t", &format!("s{i}"))))),
+        }
+        cluster.promise("new", 1e6);
+        cluster.run();
+        cluster.world.nodes.get_mut(&node).unwrap().is_ready = true;
+        cluster.run();
+        assert!(cluster.is_kept("new"));
+        cluster.promise("more", 15e6);
+        cluster.promise("most", 15e6);
+        cluster.run();
+        let both = cluster.nodes("more").into_iter().chain(cluster.nodes("most")).collect::<std::collections::BTreeSet<_>>();
+        assert!(both.contains(&node), "{both:?}");
+    }
+}
+
+#[test]
+fn a_node_whose_agent_is_silent_gets_nothing_and_is_lost_after_a_while() {
+    let mut cluster = Cluster::new(3);
+    cluster.promise("web", 5e6);
+    cluster.run();
+    let node = cluster.nodes("web")[0].clone();
+    cluster.world.nodes.get_mut(&node).unwrap().is_served = false;
+    cluster.world.epoch += 1;
+    cluster.promise("new", 2e6);
+    cluster.run();
+    assert!(cluster.is_kept("new") && cluster.nodes("new") != [node.clone()], "nothing new goes there");
+    assert_eq!(cluster.nodes("web"), [node.clone()], "its daemon may run on");
+    let status = cluster.status("web");
+    assert_eq!((status.state.as_str(), status.conditions[1].reason.as_str()), ("degraded", "AgentSilent"));
+    let asks = format!("kubectl get pods -A --field-selector spec.nodeName={node}");
+    assert!(status.why.contains(&format!("the agent of node {node}")) && status.why.contains(&asks), "{}", status.why);
+    assert_eq!(status.conditions[2].status, "Unknown", "what it has measured is old");
+    cluster.promise("huge", 40e6);
+    cluster.run();
+    assert!(cluster.status("huge").why.contains(&asks), "{}", cluster.status("huge").why);
+    cluster.world.slos.remove(&Key::new("t", "huge"));
+    assert_eq!(cluster.memo.next_deadline(cluster.now), Some(cluster.now + SLOW));
+    cluster.now += SLOW;
+    cluster.run();
+    assert!(cluster.is_kept("web") && cluster.nodes("web") != [node.clone()]);
+    assert_eq!(cluster.said("web").0, "kept");
+    assert!(cluster.world.plans[&node].spec.server.instances.is_empty());
+    // It is there again, and takes over that it has nothing.
+    cluster.world.nodes.get_mut(&node).unwrap().is_served = true;
+    cluster.world.epoch += 1;
+    cluster.run();
+    for i in 0..2 {
+        cluster.promise(&format!("more{i}"), 14e6);
+    }
+    cluster.run();
+    assert!(["more0", "more1"].iter().any(|slo| cluster.nodes(slo).contains(&node)));
+}
+
+#[test]
+fn an_agent_that_answers_again_in_time_has_lost_nothing() {
+    let mut cluster = Cluster::new(2);
+    cluster.promise("web", 5e6);
+    cluster.run();
+    let (before, node) = (cluster.instances("web"), cluster.nodes("web")[0].clone());
+    for _ in 0..3 {
+        cluster.world.nodes.get_mut(&node).unwrap().is_served = false;
+        cluster.run();
+        cluster.now += SLOW / 2;
+        cluster.run();
+        cluster.world.nodes.get_mut(&node).unwrap().is_served = true;
+        cluster.run();
+    }
+    assert_eq!(cluster.instances("web"), before);
+    assert_eq!(cluster.said("web").0, "kept");
+}
