@@ -340,7 +340,14 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
     let daemon = Process::start(Command::new(programs.join("sluiced")).arg(&base), at("sluiced.log"));
     let _operator = plane.operator("third", OPERATOR);
     let mut agent = Command::new(Path::new(OPERATOR).with_file_name("sluice-node"));
-    agent.args(["--node", "real"]).arg("--socket").arg(&socket).arg("--base").arg(&base).arg("--kept").arg(at("kept.json"));
+    agent
+        .args(["--node", "real", "--namespace", "default"])
+        .arg("--socket")
+        .arg(&socket)
+        .arg("--base")
+        .arg(&base)
+        .arg("--kept")
+        .arg(at("kept.json"));
     let agent = Process::start(agent.env("KUBECONFIG", &plane.kubeconfig), at("sluice-node.log"));
     let class = json!({"metadata": {"name": "real"}, "spec": {
         "nodeSelector": {objects::CLASS: "real"}, "cpu": "any", "cores": 1, "llcWays": 2, "wayBytes": 1048576, "classes": 4,

@@ -54,7 +54,8 @@ pub fn of(world: &World, name: &str, is_met: bool, waiting: &Waiting, now: Durat
     }
     // Without a status, no agent runs there.
     let Some(plan) = world.plans.get(name).filter(|plan| plan.status.is_some()) else { return Health::Closed };
-    if is_met && !is_slow(name, waiting, now) && refusal(plan).is_none() { Health::Open } else { Health::Closed }
+    let is_profiling = plan.status.as_ref().is_some_and(|status| status.profiling);
+    if is_met && !is_profiling && !is_slow(name, waiting, now) && refusal(plan).is_none() { Health::Open } else { Health::Closed }
 }
 
 /// Whether a node has not taken over its plan for too long.
