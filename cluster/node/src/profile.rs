@@ -12,7 +12,6 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;

@@ -117,9 +117,10 @@ impl Job {
         let name = if self.is_chain { CHAIN.into() } else { Self::service(0) };
         let spec = &self.spec;
         let mut arguments: Vec<OsString> = vec!["profile".into(), name.into(), "--json".into(), "--config".into(), config.into()];
-        arguments.extend([format!("--traffic={}", spec.traffic).into(), format!("--cache={}", spec.cache.word()).into()]);
-        arguments.extend(self.core.map(|core| format!("--core={core}").into()));
-        arguments.extend(spec.noisy.then(|| "--noisy".into()));
+        let mut more = vec![format!("--traffic={}", spec.traffic), format!("--cache={}", spec.cache.word())];
+        more.extend(self.core.map(|core| format!("--core={core}")));
+        more.extend(spec.noisy.then(|| "--noisy".to_string()));
+        arguments.extend(more.into_iter().map(OsString::from));
         arguments
     }
 

@@ -175,7 +175,7 @@ fn a_node_without_instances_profiles_for_others() {
 
     let of = |one: &Request, state: &str| one.path.contains("/profilerequests/nat/status") && one.body["status"]["state"] == state;
     let claimed = wait_for(&api, "a claim", |one| of(one, "Running"));
-    let claim = &api.writes()[claimed].body;
+    let claim = api.writes()[claimed].body.clone();
     assert_eq!((&claim["status"]["node"], &claim["metadata"]["resourceVersion"]), (&json!("n0"), &json!("1")));
     let closed = wait_for(&api, "the report that it profiles", |one| is_report(one) && one.body["status"]["profiling"] == true);
     let made = wait_for(&api, "the profile", |one| one.method == "POST" && one.path.contains("/acme/nfprofiles"));
