@@ -3,24 +3,32 @@
 //! # Approach
 //! A plan is taken over in three steps: the chains and NFs of the plan are added to those that are
 //! there; the daemon places the plan, and so leads packets to what is new; what the plan lacks is
-//! removed. If the daemon refuses one of the first two, it is taken back to where it was, so
-//! it keeps the old plan or the new one as a whole. Each turn compares what the daemon keeps with
-//! the plan, so a daemon that was restarted gets it again.
+//! removed. If the daemon refuses a step, it gets the old plan again, so it keeps the old plan or
+//! the new one as a whole. The way back is tried until it succeeds. Each turn compares what the
+//! daemon keeps with the plan, so a daemon that was restarted gets it again.
+//!
+//! A daemon that does not answer refuses nothing: the next turn tries again. Nor does one that
+//! fails: it is asked a few times before that is reported.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sluice_api::config::Config;
-use sluice_cluster_types::{NodePlanSpec, NodePlanStatus};
+use sluice_cluster_types::NodePlanSpec;
 use sluice_slo::assignment::Assignment;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::daemon::{Daemon, DaemonError};
 use crate::merge::{assignment, merged, with_added};
 use crate::report;
+use crate::turn::{Trouble, Turn};
 
 /// A plan that was refused is tried again after this long: the host may have changed.
 const AGAIN: Duration = Duration::from_secs(30);
+/// First pause before the way back is tried again. It doubles, up to [`AGAIN`].
+const BACK: Duration = Duration::from_secs(1);
+/// Turns in a row in which a daemon fails before that is reported.
+const TRIES: u32 = 3;
 
 /// Has a daemon keep a plan.
 pub struct Agent<D> {
@@ -29,18 +37,31 @@ pub struct Agent<D> {
     kept: PathBuf,
     /// What the daemon keeps, as far as is known.
     applied: Option<NodePlanSpec>,
-    /// The revision that was refused last, why, and when.
-    refused: Option<(i64, i64, String, Instant)>,
+    /// The plan that was not taken over last.
+    held: Option<Held>,
+    /// The daemon may have parts of two plans.
+    between: Option<Between>,
+    /// Turns in a row in which the daemon has failed.
+    failures: u32,
     notes: Vec<String>,
 }
 
-/// What a turn has found.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Turn {
-    /// Without conditions.
-    pub status: NodePlanStatus,
-    /// Why the daemon does not answer.
-    pub away: Option<String>,
+/// A plan that the daemon did not take over.
+struct Held {
+    /// Term and revision.
+    plan: (i64, i64),
+    error: DaemonError,
+    at: Instant,
+}
+
+/// A daemon that may have parts of two plans.
+#[derive(Clone)]
+struct Between {
+    /// Why it did not get the old one again, if that was tried.
+    why: Option<String>,
+    /// When that is tried next, and the pause after that.
+    next: Instant,
+    pause: Duration,
 }
 
 impl<D: Daemon> Agent<D> {
@@ -54,7 +75,7 @@ impl<D: Daemon> Agent<D> {
             }
             Err(_) => None,
         };
-        Self { daemon, base, kept, applied, refused: None, notes: Vec::new() }
+        Self { daemon, base, kept, applied, held: None, between: None, failures: 0, notes: Vec::new() }
     }
 
     /// The plan that the daemon keeps, or kept when the agent last ran.
@@ -62,95 +83,190 @@ impl<D: Daemon> Agent<D> {
         self.applied.as_ref()
     }
 
+    /// Sees whether the daemon answers, while there is no plan.
+    pub fn look(&mut self) {
+        // The answer is noted where the daemon is asked.
+        let _ = self.daemon.placement();
+    }
+
     /// Compares what the daemon keeps with the plan, takes the plan over if that is something else,
     /// and reports.
     pub fn turn(&mut self, plan: &NodePlanSpec, now: Instant) -> Turn {
         let mut turn = Turn::default();
         turn.status.observed_revision = plan.revision;
-        match self.keep(plan, now) {
-            Ok(()) => {}
-            Err(DaemonError::Refused(why)) => turn.status.refused = Some(why),
-            Err(DaemonError::Away(why)) => turn.away = Some(why),
+        let kept = self.keep(plan, now);
+        let promises = self.daemon.promises();
+        let is_failing = matches!(kept, Err(DaemonError::Failed(_))) || matches!(promises, Err(DaemonError::Failed(_)));
+        self.failures = if is_failing { self.failures.saturating_add(1) } else { 0 };
+        if let Ok(promises) = &promises {
+            turn.status.uses = report::uses(promises);
         }
         turn.status.applied_revision = self.applied.as_ref().map_or(0, |applied| applied.revision);
         turn.status.notes.clone_from(&self.notes);
-        match self.daemon.promises() {
-            Ok(promises) => turn.status.uses = report::uses(&promises),
-            Err(error) => turn.away = turn.away.or_else(|| Some(error.to_string())),
+        if let Err(DaemonError::Refused(why)) = &kept {
+            turn.status.refused = Some(self.with_way_back(why));
         }
+        turn.trouble = self.trouble(kept.err(), promises.err());
         turn
+    }
+
+    /// What keeps the daemon from the plan, by the errors of a turn.
+    fn trouble(&self, kept: Option<DaemonError>, promises: Option<DaemonError>) -> Option<Trouble> {
+        match (kept, promises) {
+            (Some(DaemonError::Away(why)), _) | (_, Some(DaemonError::Away(why))) => Some(Trouble::Away(why)),
+            (Some(DaemonError::Refused(why) | DaemonError::Failed(why)), _) if self.is_stuck_between() => {
+                Some(Trouble::Between(self.with_way_back(&why)))
+            }
+            (Some(DaemonError::Failed(why)), _) | (_, Some(DaemonError::Failed(why))) if self.failures >= TRIES => {
+                Some(Trouble::Failed(why))
+            }
+            (_, Some(DaemonError::Refused(why))) => Some(Trouble::Failed(why)),
+            _ => None,
+        }
+    }
+
+    fn is_stuck_between(&self) -> bool {
+        self.between.as_ref().is_some_and(|between| between.why.is_some())
+    }
+
+    /// Why a plan was not taken over, and why the old one is not whole again if it is not.
+    fn with_way_back(&self, why: &str) -> String {
+        match self.between.as_ref().and_then(|between| between.why.as_ref()) {
+            None => why.into(),
+            Some(back) => format!(
+                "{why}; and the way back to the old plan fails: {back}; the node is between the two plans, and tries again; restart \
+                 sluiced there if that stays"
+            ),
+        }
     }
 
     fn keep(&mut self, plan: &NodePlanSpec, now: Instant) -> Result<(), DaemonError> {
         let in_force = self.daemon.placement()?;
-        if self.applied.as_ref() == Some(plan) && holds(in_force.as_ref(), assignment(plan).as_ref()) {
+        let is_it = self.between.is_none() && self.applied.as_ref() == Some(plan);
+        if is_it && holds(in_force.as_ref(), assignment(plan).as_ref()) {
             return Ok(());
         }
         let id = (plan.term, plan.revision);
-        if let Some((.., why, _)) =
-            self.refused.as_ref().filter(|(term, revision, _, at)| (*term, *revision) == id && now < *at + AGAIN)
-        {
-            return Err(DaemonError::Refused(why.clone()));
+        if let Some(held) = self.held.as_ref().filter(|held| held.plan == id && now < held.at + AGAIN) {
+            let error = held.error.clone();
+            self.go_back(now);
+            return Err(error);
         }
-        match self.take_over(plan, in_force.as_ref()) {
+        match self.take_over(plan, in_force.as_ref(), now) {
             Ok(()) => {
-                info!("keeps revision {} of the plan: {} instances", plan.revision, plan.server.instances.len());
-                self.refused = None;
-                self.applied = Some(plan.clone());
-                let written = serde_json::to_vec(plan).map_err(std::io::Error::from);
-                if let Err(error) = written.and_then(|text| sluice_host::file::replace(&self.kept, &text)) {
-                    warn!(
-                        "cannot write {}: {error}; after a restart without the API server, an older plan counts",
-                        self.kept.display()
-                    );
-                }
+                self.note(plan);
                 Ok(())
             }
+            Err(DaemonError::Away(why)) => Err(DaemonError::Away(why)),
+            Err(DaemonError::Failed(why)) if self.failures < TRIES - 1 => Err(DaemonError::Failed(why)),
             Err(error) => {
-                if let DaemonError::Refused(why) = &error {
-                    warn!("revision {} of the plan is refused: {why}", plan.revision);
-                    self.refused = Some((plan.term, plan.revision, why.clone(), now));
-                }
+                self.held = Some(Held { plan: id, error: error.clone(), at: now });
+                self.go_back(now);
                 Err(error)
             }
         }
     }
 
-    fn take_over(&mut self, plan: &NodePlanSpec, in_force: Option<&Assignment>) -> Result<(), DaemonError> {
-        let refused = |why: String| DaemonError::Refused(why);
-        let path = self.base.clone();
-        let text = std::fs::read_to_string(&path).map_err(|error| {
-            refused(format!("cannot read {}: {error}; name the configuration of sluiced with --base", path.display()))
-        })?;
-        let base: Config = toml::from_str(&text).map_err(|error| refused(format!("{}: {error}", path.display())))?;
-        let before = self.applied.clone();
-        let all = merged(&base, plan, before.as_ref()).map_err(|error| refused(error.to_string()))?;
-        let exact = merged(&base, plan, None).map_err(|error| refused(error.to_string()))?;
-        self.apply(&all)?;
-        let placed = match (assignment(plan), in_force) {
+    /// Notes that the daemon keeps a plan, also for the time after a restart.
+    fn note(&mut self, plan: &NodePlanSpec) {
+        self.held = None;
+        self.between = None;
+        self.applied = Some(plan.clone());
+        let written = serde_json::to_vec(plan).map_err(std::io::Error::from);
+        if let Err(error) = written.and_then(|text| sluice_host::file::replace(&self.kept, &text)) {
+            warn!("cannot write {}: {error}; after a restart without the API server, an older plan counts", self.kept.display());
+        }
+    }
+
+    fn take_over(&mut self, plan: &NodePlanSpec, in_force: Option<&Assignment>, now: Instant) -> Result<(), DaemonError> {
+        let base = self.base()?;
+        let all = merged(&base, plan, self.applied.as_ref()).map_err(refused)?;
+        let exact = merged(&base, plan, None).map_err(refused)?;
+        let before = self.between.take();
+        let between = before.clone().unwrap_or(Between { why: None, next: now, pause: BACK });
+        match self.apply(&all) {
+            // It has changed nothing.
+            Err(DaemonError::Refused(why)) => {
+                self.between = before;
+                return Err(DaemonError::Refused(why));
+            }
+            applied => {
+                self.between = Some(between);
+                applied?;
+            }
+        }
+        self.notes = self.place(assignment(plan), in_force)?;
+        if all == exact { Ok(()) } else { self.apply(&exact) }
+    }
+
+    /// Has the daemon keep the old plan as a whole again.
+    fn go_back(&mut self, now: Instant) {
+        if self.between.as_ref().is_some_and(|between| now < between.next) {
+            return;
+        }
+        match self.restore() {
+            Ok(()) => self.between = None,
+            Err(error) => {
+                warn!("the way back to the old plan fails: {error}");
+                let pause = self.between.as_ref().map_or(BACK, |between| between.pause);
+                let why = Some(error.to_string());
+                self.between = Some(Between { why, next: now + pause, pause: (pause * 2).min(AGAIN) });
+            }
+        }
+    }
+
+    fn restore(&mut self) -> Result<(), DaemonError> {
+        let in_force = self.daemon.placement()?;
+        let wanted = self.applied.as_ref().and_then(assignment);
+        let is_placed = self.applied.is_none() || holds(in_force.as_ref(), wanted.as_ref());
+        if is_placed && self.between.is_none() {
+            return Ok(());
+        }
+        let base = self.base()?;
+        let config = match &self.applied {
+            None => base,
+            Some(old) => merged(&base, old, None).map_err(refused)?,
+        };
+        match (is_placed, &in_force) {
+            (true, _) => self.apply(&config),
+            // It was restarted, and has the chains of its own configuration alone.
+            (false, None) => {
+                self.apply(&config)?;
+                self.place(wanted, None).map(drop)
+            }
+            // It has the chains of both plans, and those of the new one are in use.
+            (false, Some(now)) => {
+                self.place(wanted, Some(now))?;
+                self.apply(&config)
+            }
+        }
+    }
+
+    /// The configuration of this server without a plan.
+    fn base(&self) -> Result<Config, DaemonError> {
+        let path = self.base.display();
+        let text = std::fs::read_to_string(&self.base)
+            .map_err(|error| refused(format!("cannot read {path}: {error}; name the configuration of sluiced with --base")))?;
+        toml::from_str(&text).map_err(|error| refused(format!("{path}: {error}")))
+    }
+
+    fn apply(&mut self, config: &Config) -> Result<(), DaemonError> {
+        let text = toml::to_string(config).map_err(refused)?;
+        self.daemon.apply(&text, &self.base)
+    }
+
+    fn place(&mut self, wanted: Option<Assignment>, in_force: Option<&Assignment>) -> Result<Vec<String>, DaemonError> {
+        match (wanted, in_force) {
             (Some(wanted), Some(now)) => self.daemon.place(&with_added(wanted, now)),
             (Some(wanted), None) => self.daemon.place(&wanted),
             (None, Some(_)) => self.daemon.withdraw().map(|()| Vec::new()),
             (None, None) => Ok(Vec::new()),
-        };
-        self.notes = match placed {
-            Ok(notes) => notes,
-            Err(error) => {
-                // Back to what there was; the old plan is still placed.
-                let old = before.as_ref().map_or(Ok(base.clone()), |before| merged(&base, before, None));
-                if let Ok(old) = old {
-                    let _ = self.apply(&old);
-                }
-                return Err(error);
-            }
-        };
-        if all == exact { Ok(()) } else { self.apply(&exact) }
+        }
     }
+}
 
-    fn apply(&mut self, config: &Config) -> Result<(), DaemonError> {
-        let text = toml::to_string(config).map_err(|error| DaemonError::Refused(error.to_string()))?;
-        self.daemon.apply(&text, &self.base)
-    }
+fn refused(why: impl std::fmt::Display) -> DaemonError {
+    DaemonError::Refused(why.to_string())
 }
 
 /// Whether what is in force is what is wanted, besides what the daemon itself has added for SLOs on
@@ -170,4 +286,4 @@ fn holds(in_force: Option<&Assignment>, wanted: Option<&Assignment>) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::pulse::Probe;
+
 /// Has a server's daemon keep the plan of its node.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
@@ -11,6 +13,9 @@ pub struct Args {
     /// Name of the node, and so of its NodePlan.
     #[arg(long, env = "NODE_NAME")]
     pub node: String,
+    /// Namespace of the operator, where the lease of this agent is.
+    #[arg(long, env = "SLUICE_NAMESPACE", default_value = "sluice-system")]
+    pub namespace: String,
     /// Control socket of sluiced.
     #[arg(long, env = "SLUICE_CONTROL", default_value = "/run/sluice/control.sock")]
     pub socket: PathBuf,
@@ -21,4 +26,17 @@ pub struct Args {
     /// File of the last plan that the daemon has taken over.
     #[arg(long, default_value = "/var/lib/sluice/node-plan.json")]
     pub kept: PathBuf,
+    /// Class of the node, whose ProfileRequests it carries out while its plan has no instances.
+    /// Left out: none.
+    #[arg(long)]
+    pub class: Option<String>,
+    /// The program that profiles: `sluice`, beside which is sluice-lab.
+    #[arg(long, value_name = "PROGRAM", default_value = "sluice")]
+    pub profiler: PathBuf,
+    /// File that the agent writes every few seconds, for --probe.
+    #[arg(long, value_name = "FILE")]
+    pub beat: Option<PathBuf>,
+    /// Only see by the file of --beat how the agent is that writes it, and end.
+    #[arg(long, requires = "beat")]
+    pub probe: Option<Probe>,
 }

@@ -11,12 +11,15 @@ use sluice_slo::assignment::Assignment;
 /// Why a request did nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DaemonError {
-    /// The daemon does not want it: the same request will not do better.
+    /// The daemon refuses it: the same request will not do better.
     #[error("{0}")]
     Refused(String),
-    /// It does not answer, or not now.
+    /// The daemon does not answer, or is shutting down. It may have done what was asked.
     #[error("{0}")]
     Away(String),
+    /// The daemon fails: the same request may do better.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// What the agent asks of a daemon.
@@ -33,11 +36,26 @@ pub trait Daemon {
 
 impl From<ClientError> for DaemonError {
     fn from(error: ClientError) -> Self {
-        match &error {
-            ClientError::Api(api) if !matches!(api.kind, ErrorKind::ShuttingDown | ErrorKind::Internal) => {
-                Self::Refused(error.to_string().replace("\n  hint: ", "; "))
-            }
-            _ => Self::Away(error.to_string()),
+        let words = error.to_string().replace("\n  hint: ", "; ");
+        match error {
+            ClientError::Api(api) => match api.kind {
+                ErrorKind::ShuttingDown => Self::Away(words),
+                // What was asked has not arrived in time, or was not done in time.
+                ErrorKind::RequestTimeout | ErrorKind::Timeout | ErrorKind::Internal => Self::Failed(words),
+                ErrorKind::BadInput
+                | ErrorKind::Forbidden
+                | ErrorKind::NotFound
+                | ErrorKind::MethodNotAllowed
+                | ErrorKind::Conflict
+                | ErrorKind::TooLarge
+                | ErrorKind::Unprocessable => Self::Refused(words),
+            },
+            ClientError::Answer { .. } => Self::Failed(words),
+            ClientError::NotRunning { .. }
+            | ClientError::NoPermission { .. }
+            | ClientError::WrongSocket { .. }
+            | ClientError::Broken { .. }
+            | ClientError::Runtime(_) => Self::Away(words),
         }
     }
 }
@@ -66,5 +84,31 @@ impl Daemon for Client {
 
     fn promises(&mut self) -> Result<Promises, DaemonError> {
         Ok(Client::promises(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_api::ApiError;
+
+    use super::*;
+
+    #[test]
+    fn only_what_the_daemon_refuses_is_a_refusal() {
+        for kind in ErrorKind::ALL {
+            let api = ApiError { kind, error: "no".into(), hint: "do".into() };
+            let found = DaemonError::from(ClientError::Api(api));
+            let words = "no; do".to_string();
+            let wanted = match kind.code() {
+                503 => DaemonError::Away(words),
+                408 | 500.. => DaemonError::Failed(words),
+                _ => DaemonError::Refused(words),
+            };
+            assert_eq!(found, wanted);
+        }
+        let path = std::path::PathBuf::from("/run/x");
+        let silent = ClientError::Broken { path: path.clone(), what: "no answer within 150 s".into() };
+        assert!(matches!(DaemonError::from(silent), DaemonError::Away(_)));
+        assert!(matches!(DaemonError::from(ClientError::NotRunning { path }), DaemonError::Away(_)));
     }
 }

@@ -4,6 +4,8 @@ use sluice_api::promise::{Promise, Promises};
 use sluice_cluster_types::condition::{READY, State};
 use sluice_cluster_types::{NodePlanStatus, Use};
 
+use crate::turn::{Trouble, Turn};
+
 /// Rounds to two digits: a report is written when it changes, and load changes a little all the
 /// time.
 fn two_digits(value: f64) -> f64 {
@@ -31,12 +33,17 @@ pub fn uses(promises: &Promises) -> Vec<Use> {
 }
 
 /// The condition of a plan.
-pub fn ready(status: &NodePlanStatus, revision: i64, away: Option<&str>) -> State {
-    match (away, &status.refused) {
-        (Some(why), _) => State::new(READY, Some(false), "DaemonAway", why),
-        (None, Some(why)) => State::new(READY, Some(false), "Refused", why.clone()),
-        (None, None) if status.applied_revision == revision => State::new(READY, Some(true), "Applied", "sluiced keeps the plan"),
-        (None, None) => State::new(READY, Some(false), "Applying", "sluiced is taking over the plan"),
+pub fn ready(turn: &Turn, revision: i64) -> State {
+    let is_not = |reason, why: &str| State::new(READY, Some(false), reason, why);
+    match (&turn.trouble, &turn.status.refused) {
+        (Some(Trouble::Away(why)), _) => is_not("DaemonAway", why),
+        (Some(Trouble::Between(why)), _) => is_not("BetweenPlans", why),
+        (Some(Trouble::Failed(why)), _) => is_not("DaemonFails", why),
+        (None, Some(why)) => is_not("Refused", why),
+        (None, None) if turn.status.applied_revision == revision => {
+            State::new(READY, Some(true), "Applied", "sluiced keeps the plan")
+        }
+        (None, None) => is_not("Applying", "sluiced is taking over the plan"),
     }
 }
 
@@ -44,7 +51,8 @@ pub fn ready(status: &NodePlanStatus, revision: i64, away: Option<&str>) -> Stat
 pub fn is_news(before: &NodePlanStatus, now: &NodePlanStatus) -> bool {
     let of = |status: &NodePlanStatus| {
         let uses = status.uses.iter().map(|one| (one.slo.clone(), one.state.clone(), one.offered_pps > 0.0, one.asks_for));
-        (status.observed_revision, status.applied_revision, status.refused.clone(), status.notes.clone(), uses.collect::<Vec<_>>())
+        let plan = (status.observed_revision, status.applied_revision, status.refused.clone());
+        (plan, status.profiling, status.notes.clone(), uses.collect::<Vec<_>>())
     };
     of(before) != of(now)
 }

@@ -2,30 +2,36 @@
 //!
 //! The agent has a thread of its own, because a daemon may take seconds to answer. It takes a turn
 //! each second and at each new plan. A report is written at once if it has news, and else every
-//! half minute if its numbers have changed.
+//! half minute if its numbers have changed. Lease, events and profiles are beside that, and nothing
+//! waits for them.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures::StreamExt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, Resource};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Client, Error};
 use serde_json::json;
-use sluice_cluster_types::condition::written;
+use sluice_cluster_types::condition::{are, written};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, NodePlanStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::agent::{Agent, Turn};
+use crate::agent::Agent;
+use crate::api::{MANAGER, within};
 use crate::args::Args;
 use crate::daemon::Daemon;
-use crate::report;
+use crate::news::{self, Desk};
+use crate::profile::{self, Place, Reported, Room};
+use crate::pulse::{self, Pulse, Watched};
+use crate::turn::Turn;
+use crate::{lease, report};
 
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);
@@ -33,63 +39,81 @@ const TURN: Duration = Duration::from_secs(1);
 const NUMBERS: Duration = Duration::from_secs(30);
 /// Pause after the API server did not take a report.
 const PAUSE: Duration = Duration::from_secs(2);
-/// The owner of the fields of a report.
-const MANAGER: &str = "sluice-node";
+
+/// A plan, and what a turn with it has found.
+type Taken = Option<(NodePlanSpec, Turn)>;
 
 /// Runs until a signal ends it. The daemon goes on without it.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no API server is known: run in a pod, or name a file in $KUBECONFIG")?;
-    let daemon = sluice_api::client::Client::new(&args.socket)?;
+    let pulse = Pulse::new(Instant::now());
+    let daemon = Watched { daemon: sluice_api::client::Client::new(&args.socket)?, pulse: pulse.clone() };
     let (plans, received) = channel();
     let (say, turns) = watch::channel(None);
-    std::thread::Builder::new().name("agent".into()).spawn({
-        let agent = Agent::new(daemon, args.base.clone(), args.kept.clone());
-        move || turn(agent, &received, &say)
-    })?;
+    let agent = Agent::new(daemon, args.base.clone(), args.kept.clone());
+    let before = Turn::of(agent.applied());
+    std::thread::Builder::new().name("agent".into()).spawn(move || turn(agent, &received, &say))?;
     info!("node {}: sluiced at {}", args.node, args.socket.display());
+
+    let (owned, owner) = watch::channel(None);
+    tokio::spawn(lease::keep(client.clone(), args.namespace.clone(), args.node.clone(), pulse.clone(), owner));
+    if let Some(file) = args.beat.clone() {
+        tokio::spawn(async move { pulse::beat(&file, &pulse).await });
+    }
+    let (desk, events) = Desk::new(&args.node);
+    tokio::spawn(news::write(client.clone(), args.node.clone(), events));
+    let (profiles, link) = profile::pair();
+    if let Some(class) = args.class.clone() {
+        let place = Place { node: args.node.clone(), class, program: args.profiler.clone(), base: args.base.clone() };
+        tokio::spawn(profile::run(client.clone(), place, link));
+    }
+
+    let reports = Reports::new(&client, &args.node, Links { owned, desk, profiles }, before);
     let (mut ends, mut stops) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = ends.recv() => Ok(()),
         _ = stops.recv() => Ok(()),
-        () = go(&client, &args.node, plans, turns) => anyhow::bail!("the agent has ended"),
+        () = go(&client, reports, plans, turns) => anyhow::bail!("the agent has ended"),
     }
 }
 
 /// Turns of the agent, until nobody wants them.
-fn turn(mut agent: Agent<impl Daemon>, plans: &Receiver<NodePlanSpec>, say: &watch::Sender<Option<(NodePlanSpec, Turn)>>) {
+fn turn(mut agent: Agent<impl Daemon>, plans: &Receiver<NodePlanSpec>, say: &watch::Sender<Taken>) {
     let mut plan = agent.applied().cloned();
     loop {
+        if let Some(plan) = &plan {
+            let turn = agent.turn(plan, Instant::now());
+            if say.send(Some((plan.clone(), turn))).is_err() {
+                return;
+            }
+        } else {
+            agent.look();
+        }
         match plans.recv_timeout(TURN) {
             Ok(new) => plan = plans.try_iter().last().or(Some(new)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let Some(plan) = &plan else { continue };
-        let turn = agent.turn(plan, Instant::now());
-        if say.send(Some((plan.clone(), turn))).is_err() {
-            return;
-        }
     }
 }
 
-/// Hands plans to the agent, and writes its reports.
-async fn go(client: &Client, node: &str, plans: Sender<NodePlanSpec>, mut turns: watch::Receiver<Option<(NodePlanSpec, Turn)>>) {
+/// Hands plans to the agent, and its turns to those that go by them.
+async fn go(client: &Client, mut reports: Reports, plans: Sender<NodePlanSpec>, mut turns: watch::Receiver<Taken>) {
     let api: Api<NodePlan> = Api::all(client.clone());
-    let only = Config::default().fields(&format!("metadata.name={node}"));
-    let mut events = std::pin::pin!(watcher(api.clone(), only).default_backoff());
-    let (mut said, mut at, mut not_before) = (NodePlanStatus::default(), Instant::now(), Instant::now());
+    let only = Config::default().fields(&format!("metadata.name={}", reports.node));
+    let mut events = std::pin::pin!(watcher(api, only).default_backoff());
     loop {
         tokio::select! {
             event = events.next() => match event {
                 Some(Ok(Event::Apply(plan) | Event::InitApply(plan))) => {
-                    // After a restart, what was said before is known.
-                    said.conditions = plan.status.map(|status| status.conditions).unwrap_or_default();
+                    reports.know(&plan);
                     if plans.send(plan.spec).is_err() {
                         return;
                     }
                 }
-                // A plan that is deleted is no reason to stop anything.
-                Some(Ok(_)) => {}
+                // A plan that is deleted is no reason to stop anything, but owns nothing any more.
+                Some(Ok(Event::Init | Event::Delete(_))) => drop(reports.links.owned.send_replace(None)),
+                Some(Ok(Event::InitDone)) => {}
                 Some(Err(error)) => warn!("the plan cannot be watched: {error}; the last one goes on"),
                 None => return,
             },
@@ -97,33 +121,82 @@ async fn go(client: &Client, node: &str, plans: Sender<NodePlanSpec>, mut turns:
                 if changed.is_err() {
                     return;
                 }
-                let Some((plan, turn)) = turns.borrow_and_update().clone() else { continue };
-                let state = report::ready(&turn.status, plan.revision, turn.away.as_deref());
-                let is_news = report::is_news(&said, &turn.status) || !sluice_cluster_types::condition::are(&said.conditions, std::slice::from_ref(&state));
-                let is_due = is_news || (at.elapsed() >= NUMBERS && said.uses != turn.status.uses);
-                if !is_due || Instant::now() < not_before {
-                    continue;
-                }
-                let conditions = written(&[state], &said.conditions, None, &Time(Timestamp::now()));
-                let status = NodePlanStatus { conditions, ..turn.status };
-                match write(&api, node, &status).await {
-                    Ok(()) => (said, at) = (status, Instant::now()),
-                    Err(error) => {
-                        warn!("a report cannot be written: {error}; it is tried again");
-                        not_before = Instant::now() + PAUSE;
-                    }
+                let taken = turns.borrow_and_update().clone();
+                if let Some((plan, turn)) = taken {
+                    reports.take(&plan, turn).await;
                 }
             }
         }
     }
 }
 
-async fn write(api: &Api<NodePlan>, node: &str, status: &NodePlanStatus) -> Result<(), Error> {
-    let body = json!({"apiVersion": NodePlan::api_version(&()), "kind": NodePlan::kind(&()), "status": status});
-    let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(body));
-    let request = api.patch_status(node, &params, &patch);
-    match tokio::time::timeout(Duration::from_secs(5), request).await {
-        Ok(answer) => answer.map(drop),
-        Err(_) => Err(Error::Service("no answer within 5 s".into())),
+/// Those that go by plans and turns, besides the report.
+struct Links {
+    /// The owner of the lease.
+    owned: watch::Sender<Option<OwnerReference>>,
+    desk: Desk,
+    profiles: Reported,
+}
+
+/// Reports of a node.
+struct Reports {
+    api: Api<NodePlan>,
+    node: String,
+    links: Links,
+    /// What was written last, and when.
+    said: NodePlanStatus,
+    at: Instant,
+    not_before: Instant,
+    /// The last turn.
+    before: Turn,
+}
+
+impl Reports {
+    fn new(client: &Client, node: &str, links: Links, before: Turn) -> Self {
+        let (api, now) = (Api::all(client.clone()), Instant::now());
+        Self { api, node: node.into(), links, said: NodePlanStatus::default(), at: now, not_before: now, before }
     }
+
+    /// The plan as the API server has it.
+    fn know(&mut self, plan: &NodePlan) {
+        // After a restart, what was said before is known.
+        self.said.conditions = plan.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+        self.links.owned.send_replace(plan.owner_ref(&()));
+        self.links.desk.know(plan);
+    }
+
+    async fn take(&mut self, plan: &NodePlanSpec, turn: Turn) {
+        let now = Instant::now();
+        for news in news::of(plan, &self.before, &turn) {
+            self.links.desk.take(news, now);
+        }
+        self.before.clone_from(&turn);
+        self.links.profiles.room.send_replace(Room::of(plan, &turn));
+        let state = report::ready(&turn, plan.revision);
+        let status = NodePlanStatus { profiling: *self.links.profiles.wanted.borrow(), ..turn.status };
+        let is_news = report::is_news(&self.said, &status) || !are(&self.said.conditions, std::slice::from_ref(&state));
+        let is_due = is_news || (self.at.elapsed() >= NUMBERS && self.said.uses != status.uses);
+        if !is_due || now < self.not_before {
+            return;
+        }
+        let conditions = written(&[state], &self.said.conditions, None, &Time(Timestamp::now()));
+        let status = NodePlanStatus { conditions, ..status };
+        match write(&self.api, &self.node, &status).await {
+            Ok(written) => {
+                // A plan that is written over this one is of an operator that has read it.
+                let is_fenced = status.profiling && written.spec.server.instances.is_empty();
+                self.links.profiles.fenced.send_replace(is_fenced);
+                (self.said, self.at) = (status, now);
+            }
+            Err(error) => {
+                warn!("a report cannot be written: {error}; it is tried again");
+                self.not_before = Instant::now() + PAUSE;
+            }
+        }
+    }
+}
+
+async fn write(api: &Api<NodePlan>, node: &str, status: &NodePlanStatus) -> Result<NodePlan, Error> {
+    let body = json!({"apiVersion": NodePlan::api_version(&()), "kind": NodePlan::kind(&()), "status": status});
+    within(api.patch_status(node, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
 }

@@ -18,7 +18,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
 use serde_json::{Value, json};
-use sluice_cluster_types::{NetworkFunction, NodePlan, ServerClass, ServiceChain, Slo, labels};
+use sluice_cluster_types::{NetworkFunction, NodePlan, ProfileRequest, ServerClass, ServiceChain, Slo, labels};
 use testbed::{Plane, Process};
 
 const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
@@ -124,6 +124,16 @@ async fn refusals(client: &Client) {
     let nf = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": {"args": ["-v"]}});
     let message = said(apply::<NetworkFunction>(client, &nf).await);
     assert!(message.contains("name it in exec"), "{message}");
+    let requests = [
+        (json!({"function": "nat", "chain": "web", "class": "a"}), "write one of the two"),
+        (json!({"function": "nat", "class": "a", "traffic": "noon.pcap"}), "traffic is settings"),
+        (json!({"function": "nat", "class": ""}), "name a class of nodes"),
+    ];
+    for (spec, message) in requests {
+        let request = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": spec});
+        let said = said(apply::<ProfileRequest>(client, &request).await);
+        assert!(said.contains(message), "{said}");
+    }
     let class = json!({"metadata": {"name": "bad"}, "spec": {
         "nodeSelector": {"a": "b"}, "cpu": "A", "cores": 1, "llcWays": 2, "wayBytes": 1, "ddioWays": 2, "classes": 4, "memoryMib": 64,
     }});
@@ -408,7 +418,14 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
     let daemon = Process::start(Command::new(programs.join("sluiced")).arg(&base), at("sluiced.log"));
     let _operator = plane.operator("third", OPERATOR);
     let mut agent = Command::new(Path::new(OPERATOR).with_file_name("sluice-node"));
-    agent.args(["--node", "real"]).arg("--socket").arg(&socket).arg("--base").arg(&base).arg("--kept").arg(at("kept.json"));
+    agent
+        .args(["--node", "real", "--namespace", "default"])
+        .arg("--socket")
+        .arg(&socket)
+        .arg("--base")
+        .arg(&base)
+        .arg("--kept")
+        .arg(at("kept.json"));
     let agent = Process::start(agent.env("KUBECONFIG", &plane.kubeconfig), at("sluice-node.log"));
     let class = json!({"metadata": {"name": "real"}, "spec": {
         "nodeSelector": {objects::CLASS: "real"}, "cpu": "any", "cores": 1, "llcWays": 2, "wayBytes": 1048576, "classes": 4,

@@ -113,6 +113,7 @@ pub fn of(world: &World, name: &str, is_met: bool, clocks: &Clocks, now: Duratio
     }
     // Without a status, no agent ever ran there.
     let Some(plan) = world.plans.get(name).filter(|plan| plan.status.is_some()) else { return Health::Closed };
-    let is_well = is_met && node.is_served && !clocks.is_slow(name, now) && refusal(plan).is_none();
+    let is_profiling = plan.status.as_ref().is_some_and(|status| status.profiling);
+    let is_well = is_met && node.is_served && !is_profiling && !clocks.is_slow(name, now) && refusal(plan).is_none();
     if is_well { Health::Open } else { Health::Closed }
 }

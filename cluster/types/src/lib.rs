@@ -8,6 +8,7 @@
 //! | [`NfProfile`] | namespace | users | what an NF or a chain can do on a processor |
 //! | [`ServerClass`] | cluster | users | what the nodes with these labels have for NFs |
 //! | [`NodePlan`] | cluster | `sluice-operator` | what one node runs; its status is the node's |
+//! | [`ProfileRequest`] | namespace | users | what a node is to profile; it writes the status |
 //!
 //! A namespace is a tenant. An object can name objects of its own namespace only, so no chain has
 //! NFs of two tenants.
@@ -27,6 +28,7 @@ pub mod labels;
 pub mod name;
 mod plan;
 mod profile;
+mod request;
 mod slo;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -39,6 +41,7 @@ pub use class::{ServerClass, ServerClassSpec};
 pub use function::{NetworkFunction, NetworkFunctionSpec, NetworkFunctionStatus};
 pub use plan::{NodePlan, NodePlanSpec, NodePlanStatus, PlannedChain, PlannedFunction, Use};
 pub use profile::{NfProfile, NfProfileSpec};
+pub use request::{CacheSource, ProfileRequest, ProfileRequestSpec, ProfileRequestStatus, Progress};
 pub use slo::{Footprint, OnDemand, Reserved, Slo, SloSpec, SloStatus};
 
 /// The group of all of them.
@@ -46,7 +49,15 @@ pub const GROUP: &str = "sluice.dev";
 
 /// The definitions, by name.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let mut all = [NetworkFunction::crd(), NfProfile::crd(), NodePlan::crd(), ServerClass::crd(), ServiceChain::crd(), Slo::crd()];
+    let mut all = [
+        NetworkFunction::crd(),
+        NfProfile::crd(),
+        NodePlan::crd(),
+        ProfileRequest::crd(),
+        ServerClass::crd(),
+        ServiceChain::crd(),
+        Slo::crd(),
+    ];
     for version in all.iter_mut().filter(|crd| crd.spec.names.kind == "NodePlan").flat_map(|crd| &mut crd.spec.versions) {
         let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
         let spec = schema.and_then(|schema| schema.properties.as_mut()?.get_mut("spec")?.properties.as_mut());

@@ -97,6 +97,9 @@ pub struct NodePlanStatus {
     /// How its SLOs are kept.
     #[serde(default)]
     pub uses: Vec<Use>,
+    /// Whether it profiles, and is to get no instances meanwhile.
+    #[serde(default)]
+    pub profiling: bool,
     /// What the node lacks for its promises, in words.
     #[serde(default)]
     pub notes: Vec<String>,

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use sluice_api::promise::{Promise, Promises};
-use sluice_cluster_types::{Match, NetworkFunctionSpec, PlannedChain, PlannedFunction, ServiceChainSpec};
+use sluice_cluster_types::{Match, NetworkFunctionSpec, NodePlanStatus, PlannedChain, PlannedFunction, ServiceChainSpec};
 use sluice_slo::assignment::Promised;
 use sluice_slo::examples::{shape, slo};
 use sluice_slo::placement::{Instance, PlacedServer};
@@ -16,7 +16,15 @@ struct Fake {
     config: Config,
     placed: Option<Assignment>,
     refuse: Option<&'static str>,
+    /// What fails, and how often.
+    fail: Option<(&'static str, u32)>,
+    /// An SLO that cannot be placed.
+    unfit: Option<&'static str>,
+    /// Whether no chain can be removed.
+    is_stuck: bool,
     is_away: bool,
+    /// Whether it ends when something is placed.
+    ends: bool,
     applies: usize,
 }
 
@@ -30,7 +38,12 @@ impl Fake {
         }
     }
 
-    fn answer(&self, to: &str) -> Result<(), DaemonError> {
+    fn answer(&mut self, to: &str) -> Result<(), DaemonError> {
+        self.is_away |= self.ends && to == "place";
+        if let Some((_, times)) = self.fail.as_mut().filter(|(what, times)| *what == to && *times > 0) {
+            *times -= 1;
+            return Err(DaemonError::Failed("a thread has ended".into()));
+        }
         match self.refuse {
             _ if self.is_away => Err(DaemonError::Away("no sluiced answers".into())),
             Some(what) if what == to => Err(DaemonError::Refused("another binary".into())),
@@ -42,7 +55,11 @@ impl Fake {
 impl Daemon for Fake {
     fn apply(&mut self, config: &str, _: &std::path::Path) -> Result<(), DaemonError> {
         self.answer("apply")?;
-        let before = std::mem::replace(&mut self.config, toml::from_str(config).unwrap());
+        let new: Config = toml::from_str(config).unwrap();
+        if self.is_stuck && new.chains.len() < self.config.chains.len() {
+            return Err(DaemonError::Refused("packets are in the chain".into()));
+        }
+        let before = std::mem::replace(&mut self.config, new);
         self.applies += 1;
         self.check().inspect_err(|_| self.config = before)
     }
@@ -50,6 +67,9 @@ impl Daemon for Fake {
     fn place(&mut self, assignment: &Assignment) -> Result<Vec<String>, DaemonError> {
         self.answer("place")?;
         assignment.check().unwrap();
+        if let Some(slo) = self.unfit.filter(|unfit| assignment.slos.iter().any(|one| one.slo.name == *unfit)) {
+            return Err(DaemonError::Refused(format!("{slo} does not fit")));
+        }
         let before = self.placed.replace(assignment.clone());
         self.check().inspect_err(|_| self.placed = before)?;
         Ok(vec!["no cache ways here".into()])
@@ -74,10 +94,12 @@ impl Daemon for Fake {
     }
 }
 
+/// Less than any pause.
+const TURN: Duration = Duration::from_millis(10);
 const BASE: &str = "[[port]]\nname = \"in\"\nkind = \"gen\"\n[[port]]\nname = \"out\"\nkind = \"sink\"\n";
 
 /// A plan with SLOs of these names, each with one instance of `t_nat`.
-fn plan(revision: i64, slos: &[&str]) -> NodePlanSpec {
+pub fn plan(revision: i64, slos: &[&str]) -> NodePlanSpec {
     let instance = |(i, name): (usize, &&str)| Instance {
         slo: (*name).into(),
         number: 0,
@@ -126,7 +148,7 @@ fn a_plan_is_taken_over_and_the_next_replaces_it() {
     let folder = tempfile::tempdir().unwrap();
     let (mut agent, now) = (agent(&folder), Instant::now());
     let turn = agent.turn(&plan(1, &["a", "b"]), now);
-    assert_eq!((turn.status.applied_revision, turn.status.refused, turn.away), (1, None, None));
+    assert_eq!((turn.status.applied_revision, turn.status.refused, turn.trouble), (1, None, None));
     assert_eq!(turn.status.uses.iter().map(|one| one.slo.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(turn.status.notes, ["no cache ways here"]);
     let service = &agent.daemon.config.services[0];
@@ -155,7 +177,7 @@ fn what_the_daemon_refuses_leaves_the_old_plan_whole() {
         assert_eq!((uses[0].slo.as_str(), chains(&agent)), ("a", vec!["a"]));
         agent.daemon.refuse = None;
         assert!(agent.turn(&plan(2, &["b"]), at).status.refused.is_some(), "it is not tried again at once");
-        agent.refused = None;
+        agent.held = None;
     }
     assert_eq!(agent.turn(&plan(2, &["b"]), now + AGAIN * 4).status.applied_revision, 2);
 }
@@ -173,10 +195,94 @@ fn without_the_api_server_the_last_plan_goes_on() {
     assert_eq!(chains(&agent), ["a"]);
     agent.daemon = Fake { is_away: true, ..Fake::default() };
     let turn = agent.turn(&kept, now);
-    assert!(turn.away.unwrap().contains("no sluiced answers") && turn.status.refused.is_none());
+    assert_eq!((turn.trouble, turn.status.refused), (Some(Trouble::Away("no sluiced answers".into())), None));
     agent.daemon = Fake::default();
     agent.turn(&kept, now);
     assert_eq!(chains(&agent), ["a"], "a daemon that was restarted gets it again");
+}
+
+#[test]
+fn a_way_back_that_fails_is_said_and_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    agent.turn(&plan(1, &["a"]), now);
+    agent.daemon.unfit = Some("b");
+    agent.daemon.is_stuck = true;
+    let turn = agent.turn(&plan(2, &["b"]), now);
+    let refused = turn.status.refused.unwrap();
+    for words in ["b does not fit", "packets are in the chain", "between the two plans", "restart sluiced"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert_eq!((turn.trouble, turn.status.applied_revision), (Some(Trouble::Between(refused)), 1));
+    assert_eq!(chains(&agent), ["b", "a"]);
+    agent.daemon.is_stuck = false;
+    agent.turn(&plan(2, &["b"]), now);
+    assert_eq!(chains(&agent), ["b", "a"], "it is not tried again at once");
+    let turn = agent.turn(&plan(2, &["b"]), now + BACK);
+    assert_eq!((turn.status.refused.as_deref(), turn.trouble), (Some("b does not fit"), None));
+    assert_eq!(chains(&agent), ["a"]);
+}
+
+#[test]
+fn what_is_left_of_a_plan_that_cannot_go_is_placed_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    agent.turn(&plan(1, &["a"]), now);
+    // The new plan is placed, and the chain of the old one cannot go.
+    agent.daemon.is_stuck = true;
+    let turn = agent.turn(&plan(2, &["b"]), now);
+    assert!(matches!(turn.trouble, Some(Trouble::Between(_))), "{turn:?}");
+    agent.daemon.is_stuck = false;
+    agent.turn(&plan(2, &["b"]), now + BACK);
+    assert_eq!((chains(&agent), agent.daemon.placed.as_ref().unwrap().slos[0].slo.name.as_str()), (vec!["a"], "a"));
+    let turn = agent.turn(&plan(2, &["b"]), now + AGAIN);
+    assert_eq!((turn.status.applied_revision, turn.trouble, chains(&agent)), (2, None, vec!["b"]));
+}
+
+#[test]
+fn a_daemon_that_was_restarted_gets_the_old_plan_while_the_new_one_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    agent.turn(&plan(1, &["a"]), now);
+    agent.daemon.unfit = Some("b");
+    agent.turn(&plan(2, &["b"]), now);
+    agent.daemon = Fake { unfit: Some("b"), ..Fake::default() };
+    let turn = agent.turn(&plan(2, &["b"]), now + TURN);
+    assert_eq!(turn.status.refused.as_deref(), Some("b does not fit"));
+    assert_eq!((chains(&agent), agent.daemon.placed.is_some()), (vec!["a"], true));
+}
+
+#[test]
+fn a_daemon_that_ends_in_the_middle_of_a_change_refuses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    agent.turn(&plan(1, &["a"]), now);
+    agent.daemon.ends = true;
+    let turn = agent.turn(&plan(2, &["b"]), now);
+    assert!(matches!(turn.trouble, Some(Trouble::Away(_))) && turn.status.refused.is_none(), "{turn:?}");
+    // It answers again, with the chains of both, and the old plan is the one that counts.
+    (agent.daemon.is_away, agent.daemon.ends) = (false, false);
+    agent.turn(&plan(1, &["a"]), now + TURN);
+    assert_eq!(chains(&agent), ["a"], "nothing is left of the other plan");
+}
+
+#[test]
+fn a_daemon_that_fails_is_asked_again_before_that_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    agent.turn(&plan(1, &["a"]), now);
+    agent.daemon.fail = Some(("place", TRIES - 1));
+    for _ in 1..TRIES {
+        let turn = agent.turn(&plan(2, &["b"]), now);
+        assert_eq!((turn.status.applied_revision, turn.status.refused, turn.trouble), (1, None, None));
+    }
+    assert_eq!(agent.turn(&plan(2, &["b"]), now).status.applied_revision, 2);
+    agent.daemon.fail = Some(("place", TRIES));
+    let turns: Vec<Turn> = (0..TRIES).map(|_| agent.turn(&plan(3, &["a"]), now)).collect();
+    let last = turns.last().unwrap();
+    assert_eq!((&last.trouble, &last.status.refused), (&Some(Trouble::Failed("a thread has ended".into())), &None));
+    assert_eq!(chains(&agent), ["b"], "it has the old plan meanwhile");
+    assert_eq!(agent.turn(&plan(3, &["a"]), now + AGAIN).status.applied_revision, 3);
 }
 
 #[test]

@@ -200,3 +200,20 @@ fn what_a_silent_node_does_not_take_over_goes_elsewhere() {
     assert_ne!(cluster.nodes("new"), std::slice::from_ref(&node));
     assert!(cluster.is_kept("new") && cluster.nodes("old") == [node]);
 }
+
+#[test]
+fn a_node_that_profiles_gets_nothing_until_it_is_done() {
+    let mut cluster = Cluster::new(1);
+    cluster.run();
+    let node = node_name(0);
+    let profiles = |cluster: &mut Cluster, is: bool| {
+        cluster.world.plans.get_mut(&node).unwrap().status.as_mut().unwrap().profiling = is;
+    };
+    profiles(&mut cluster, true);
+    cluster.promise("new", 2e6);
+    cluster.run();
+    assert!(cluster.nodes("new").is_empty());
+    profiles(&mut cluster, false);
+    cluster.run();
+    assert_eq!(cluster.nodes("new"), [node]);
+}
