@@ -142,7 +142,6 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
 fn why_no_template(service: &Service) -> Option<&'static str> {
     match service {
         _ if service.is_pooled() => Some("gives its instances to flows one at a time"),
-        _ if service.attach => Some("is started from outside"),
         _ if service.netns.is_some() || service.pid_file.is_some() => {
             Some("has one network namespace or process, which cannot be there twice")
         }
