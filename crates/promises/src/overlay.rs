@@ -449,6 +449,17 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn nfs_that_attach_can_keep_an_slo() {
+        let mut base = config();
+        base.services[1] = Service { exec: None, args: Vec::new(), attach: true, ..base.services[1].clone() };
+        let overlaid = overlay(&base, &assignment(&[("acme", &["nat"], &[&[0], &[3]], 2)]), &PLACES, &[]).unwrap();
+        let made: Vec<(String, bool, Vec<usize>)> = made(&overlaid).into_iter().map(|s| (s.name, s.attach, s.cores)).collect();
+        assert_eq!(made, [("acme-nat".into(), true, vec![1, 3])]);
+        assert!(sluice_config::validate::validate(&overlaid.config).iter().all(|problem| !problem.is_error()));
+        assert_eq!(strip(&overlaid.config, &overlaid.services, &overlaid.base), base, "and back");
+    }
+
+    #[test]
     fn what_does_not_go_is_told() {
         let base = config();
         let said = |assignment: &Assignment, config: &Config| overlay(config, assignment, &PLACES, &[]).unwrap_err().to_string();

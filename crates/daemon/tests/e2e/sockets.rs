@@ -100,7 +100,7 @@ fn an_nf_from_outside_is_the_instance_that_it_names_and_so_is_the_next_one() {
     assert!(said.contains("is running already; an NF has one process"), "{said}");
     for name in ["rogue-nf.0", "nf/7", "other"] {
         let said = refused(at(&daemon, "acme", name));
-        assert!(said.contains(&format!("the socket of the SLO acme, which has no free instance `{name}`")), "{said}");
+        assert!(said.contains(&format!("the socket of the SLO acme, which has no free instance {name:?}")), "{said}");
         assert!(said.contains("nf/0") && said.contains("nf/1"), "{said}");
     }
     let said = refused(bridge(&nf("sluice-nf-bridge"), &daemon.run_dir().join("nf.sock"), "rogue-nf.0"));

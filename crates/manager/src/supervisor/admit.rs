@@ -111,7 +111,7 @@ impl Supervisor {
             // No process of a service's zygote comes by this socket.
             Some(slo) => {
                 let line =
-                    || format!("a process (user {}) that says that it is {name} of the SLO {slo} was refused: {why}", peer.uid);
+                    || format!("a process (user {}) that says that it is {name:?} of the SLO {slo} was refused: {why}", peer.uid);
                 self.host.notices.print(NoticeKind::Refused, line);
             }
             None => self.was_refused(&name, peer),

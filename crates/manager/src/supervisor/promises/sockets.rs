@@ -66,8 +66,8 @@ impl Supervisor {
 
     /// Whether a service was made for an SLO, or is being made.
     pub(in crate::supervisor) fn is_of_slo(&self, service: &str) -> bool {
-        let comes = self.promises.placing.iter().flat_map(|placing| &placing.started);
-        self.is_kept(service) || comes.into_iter().any(|name| name == service)
+        let mut started = self.promises.placing.iter().flat_map(|placing| &placing.started);
+        self.is_kept(service) || started.any(|name| name == service)
     }
 
     /// The NFs of a service that attach and are to stay.
@@ -100,7 +100,7 @@ impl Supervisor {
         Err(match has[..] {
             [] => format!("this is the socket of the SLO {slo}, which is being placed: try again in a moment"),
             _ => format!(
-                "this is the socket of the SLO {slo}, which has no free instance `{name}`; set SLUICE_NF to one of {}",
+                "this is the socket of the SLO {slo}, which has no free instance {name:?}; set SLUICE_NF to one of {}",
                 has.join(", ")
             ),
         })
