@@ -17,8 +17,6 @@ pub enum MergeError {
     NoPort { chain: String, port: String, has: String },
     #[error("the node's configuration has a {what} named \"{name}\" of its own, as the plan has: rename it there")]
     Taken { what: &'static str, name: String },
-    #[error("\"{name}\" is an NF of pods, and sluiced gives SLOs only instances that it starts: name its program in exec")]
-    Pods { name: String },
     #[error("NF \"{name}\": {why}")]
     Function { name: String, why: String },
 }
@@ -87,11 +85,16 @@ fn chosen<'a, T>(new: &'a [T], old: &'a [T], name: impl Fn(&T) -> &String) -> Ve
     new.iter().chain(old.iter().filter(|one| !names.contains(name(one)))).collect()
 }
 
-/// A service from which the daemon makes those of SLOs. It has no instance of its own.
+/// A service from which the daemon makes those of SLOs. It has no instance of its own. NFs of pods
+/// attach, by the sockets of their SLOs.
 fn service(function: &PlannedFunction) -> Result<Service, MergeError> {
     let PlannedFunction { name, namespace, spec, .. } = function;
-    let Some(exec) = &spec.exec else { return Err(MergeError::Pods { name: name.clone() }) };
-    let written = json!({"name": name, "exec": exec, "args": spec.args, "env": spec.env, "tenant": namespace, "instances": 0});
+    let written = match &spec.exec {
+        Some(exec) => {
+            json!({"name": name, "exec": exec, "args": spec.args, "env": spec.env, "tenant": namespace, "instances": 0})
+        }
+        None => json!({"name": name, "attach": true, "tenant": namespace, "instances": 0}),
+    };
     serde_json::from_value(written).map_err(|error| MergeError::Function { name: name.clone(), why: error.to_string() })
 }
 

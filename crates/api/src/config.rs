@@ -762,6 +762,7 @@ pub struct Service {
     #[serde(default)]
     pub container: Option<Container>,
     /// Whether instances are started from outside and attach by themselves, as `NAME.i` or `NAME`.
+    /// Those of an SLO attach by the SLO's socket, as `NAME/NUMBER`.
     #[serde(default)]
     pub attach: bool,
     /// Whether instances are forked from a process that has made the handler (a zygote). They start

@@ -142,7 +142,6 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
 fn why_no_template(service: &Service) -> Option<&'static str> {
     match service {
         _ if service.is_pooled() => Some("gives its instances to flows one at a time"),
-        _ if service.attach => Some("is started from outside"),
         _ if service.netns.is_some() || service.pid_file.is_some() => {
             Some("has one network namespace or process, which cannot be there twice")
         }
@@ -447,6 +446,17 @@ pub(crate) mod tests {
         assert!(told.len() == 1 && told[0].contains("\"acme\" is kept on a part of a core (1/2 of core 2)"), "{told:?}");
         assert_eq!(notes(&assignment(&[("acme", &["nat"], &[&[1]], 2)])), Vec::<String>::new());
         assert_eq!(made(&overlay(&base, &half, &PLACES, &[]).unwrap())[0].mode, Mode::Sleep);
+    }
+
+    #[test]
+    fn nfs_that_attach_can_keep_an_slo() {
+        let mut base = config();
+        base.services[1] = Service { exec: None, args: Vec::new(), attach: true, ..base.services[1].clone() };
+        let overlaid = overlay(&base, &assignment(&[("acme", &["nat"], &[&[0], &[3]], 2)]), &PLACES, &[]).unwrap();
+        let made: Vec<(String, bool, Vec<usize>)> = made(&overlaid).into_iter().map(|s| (s.name, s.attach, s.cores)).collect();
+        assert_eq!(made, [("acme-nat".into(), true, vec![1, 3])]);
+        assert!(sluice_config::validate::validate(&overlaid.config).iter().all(|problem| !problem.is_error()));
+        assert_eq!(strip(&overlaid.config, &overlaid.services, &overlaid.base), base, "and back");
     }
 
     #[test]

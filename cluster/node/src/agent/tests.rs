@@ -286,6 +286,20 @@ fn a_daemon_that_fails_is_asked_again_before_that_is_said() {
 }
 
 #[test]
+fn nfs_of_pods_attach_and_the_plan_does_not_wait_for_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut agent = agent(&folder);
+    let mut plan = plan(1, &["a"]);
+    plan.functions[0].spec.exec = None;
+    let turn = agent.turn(&plan, Instant::now());
+    assert_eq!((turn.status.applied_revision, turn.status.refused), (1, None));
+    assert_eq!(turn.status.uses[0].state, "new");
+    let service = &agent.daemon.config.services[0];
+    assert_eq!((service.attach, &service.exec, service.instances), (true, &None, 0));
+    assert_eq!((service.tenant.as_deref(), &service.user), (Some("t"), &None), "its pods may have any user");
+}
+
+#[test]
 fn what_is_no_plan_for_this_node_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let (mut agent, now) = (agent(&folder), Instant::now());
@@ -296,8 +310,6 @@ fn what_is_no_plan_for_this_node_says_why() {
     };
     let port = refused(|plan| plan.chains[0].chain.egress = "wan".into(), 1);
     assert!(port.contains("the port \"wan\", and this node has: in, out"), "{port}");
-    let pods = refused(|plan| plan.functions[0].spec.exec = None, 2);
-    assert!(pods.contains("name its program in exec"), "{pods}");
     std::fs::write(&agent.base, format!("{BASE}[[service]]\nname = \"t_nat\"\nexec = \"x\"\n")).unwrap();
     let taken = agent.turn(&plan(3, &["a"]), now).status.refused.unwrap();
     assert!(taken.contains("rename it there"), "{taken}");

@@ -56,6 +56,7 @@ mod scheduling;
 mod shards;
 #[path = "../../../host/src/skip.rs"]
 mod skip;
+mod sockets;
 mod support;
 mod tenants;
 #[cfg(feature = "dpdk")]

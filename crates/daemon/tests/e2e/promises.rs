@@ -33,7 +33,7 @@ fn shape(cpu: &str) -> ServerShape {
 }
 
 /// SLOs of one NF: name, places of its instances, and ways and packets/s of each.
-fn assignment(slos: &[(&str, &[u32], u32, f64)]) -> Assignment {
+pub fn assignment(slos: &[(&str, &[u32], u32, f64)]) -> Assignment {
     let mut server = PlacedServer::empty("s0", &shape("any"));
     let mut promised = Vec::new();
     for (name, places, ways, pps) in slos {
@@ -54,7 +54,7 @@ fn assignment(slos: &[(&str, &[u32], u32, f64)]) -> Assignment {
     Assignment { server, slos: promised }
 }
 
-const PROMISES: &str = "[promises]\nserver = \"s0\"\ncores = [0, 0, 1, 1]\nburst_us = 1000\n";
+pub const PROMISES: &str = "[promises]\nserver = \"s0\"\ncores = [0, 0, 1, 1]\nburst_us = 1000\n";
 
 /// Two tenants, each with a port and a chain.
 fn two(keys: &str, exec: &str) -> String {
@@ -732,11 +732,11 @@ fn one_that_stays_keeps_its_ways_until_new_instances_are_ready() {
 }
 
 /// Latencies (µs) that no packet and that all packets keep.
-const NEVER: f64 = 0.001;
+pub const NEVER: f64 = 0.001;
 const ALWAYS: f64 = 1e8;
 
 /// Makes an SLO one on demand, with a latency (µs) and a cap of instances.
-fn on_demand(assignment: &mut Assignment, name: &str, latency_us: f64, most: u32) {
+pub fn on_demand(assignment: &mut Assignment, name: &str, latency_us: f64, most: u32) {
     let promised = assignment.slos.iter_mut().find(|promised| promised.slo.name == name).unwrap();
     let cap = slo::Cap { instances: Some(most), load_pps: None };
     promised.slo.promise = slo::Promise::OnDemand { latency_us, cap };

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
 
 use super::act::offence;
-use super::nfs::{Event, Process, State};
+use super::nfs::{Event, Nf, Process, State};
 use super::notice::NoticeKind;
 use super::priorities::own_priority;
 use super::{Supervisor, SupervisorError, token};
@@ -25,6 +27,44 @@ use sluice_host::process;
 /// Time that an NF polls for packets before it sleeps, in nanoseconds.
 const LINGER_NS: u32 = 3_000;
 
+/// Whether an NF waits for a process.
+fn may_come(nf: &Nf) -> Result<(), String> {
+    if let Some((cause, until_ns)) = nf.life().kept_out() {
+        let wait = until_ns.saturating_sub(monotonic_ns()) as f64 / 1e9;
+        let service = nf.name.rsplit_once('.');
+        return Err(format!(
+            "{} was stopped because it {}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and \
+             `sluice nf add {}`)",
+            nf.name,
+            offence(cause),
+            nf.name,
+            service.map_or(&*nf.name, |(service, _)| service)
+        ));
+    }
+    if nf.handle.is_some() || !matches!(nf.life().state(), State::Starting | State::Expected) {
+        return Err(format!("{} is {} already; an NF has one process", nf.name, nf.life().state()));
+    }
+    Ok(())
+}
+
+/// Moves a process of others to the core of its NF: it would have less there than was planned, were
+/// it elsewhere.
+///
+/// # Errors
+/// The cpuset of its cgroup, which is not the daemon's, lacks the core.
+fn move_to(peer: &attach::Peer, core: usize) -> Result<(), String> {
+    let Some(pid) = peer.pid.filter(|_| core < CpuSet::MAX_CPU) else { return Ok(()) };
+    let mut only = CpuSet::new();
+    only.set(core);
+    match sched_setaffinity(Some(pid), &only) {
+        Err(Errno::INVAL) => {
+            Err("the cpuset of its own cgroup lacks that core: give it the cores of NFs (for a pod, at the kubelet)".into())
+        }
+        // Without the right to, the NF moves by itself.
+        _ => Ok(()),
+    }
+}
+
 /// The decision about a caller that may be the NF it claims to be.
 enum Admission {
     Now(u16),
@@ -34,17 +74,10 @@ enum Admission {
 
 impl Supervisor {
     pub(super) fn greet(&mut self) {
-        let events = match self.host.listener.serve(monotonic_ns()) {
-            Ok(events) => events,
-            Err(error) => {
-                error!("the NF socket is broken: {error}");
-                return;
-            }
-        };
-        for event in events {
+        for (slo, event) in self.host.sockets.serve(monotonic_ns()) {
             match event {
-                attach::AttachEvent::Hello(caller) if caller.hello.is_zygote => self.accept_zygote(caller),
-                attach::AttachEvent::Hello(caller) => self.accept_nf(caller),
+                attach::AttachEvent::Hello(caller) if slo.is_none() && caller.hello.is_zygote => self.accept_zygote(caller),
+                attach::AttachEvent::Hello(caller) => self.accept_nf(slo.as_deref(), caller),
                 attach::AttachEvent::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
                     let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
@@ -54,9 +87,9 @@ impl Supervisor {
         }
     }
 
-    /// Answers a process that claims to be an NF.
-    pub(super) fn accept_nf(&mut self, caller: attach::Caller) {
-        let why = match self.admit_caller(&caller) {
+    /// Answers a process that claims to be an NF, by the socket of an SLO or that of the daemon.
+    pub(super) fn accept_nf(&mut self, slo: Option<&str>, caller: attach::Caller) {
+        let why = match self.admit_caller(slo, &caller) {
             Ok(Admission::Now(number)) => {
                 if let Err(error) = self.welcome(number, caller) {
                     let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
@@ -74,40 +107,57 @@ impl Supervisor {
         };
         let name = caller.hello.name.clone();
         let peer = caller.refuse(&why);
-        self.was_refused(&name, peer);
+        match slo {
+            // No process of a service's zygote comes by this socket.
+            Some(slo) => {
+                let line =
+                    || format!("a process (user {}) that says that it is {name:?} of the SLO {slo} was refused: {why}", peer.uid);
+                self.host.notices.print(NoticeKind::Refused, line);
+            }
+            None => self.was_refused(&name, peer),
+        }
     }
 
-    /// Which NF a caller is, if it may be the one that it claims to be; or why not.
-    fn admit_caller(&mut self, caller: &attach::Caller) -> Result<Admission, String> {
-        if self.turns.stopping {
-            return Err("the manager is stopping".into());
-        }
-        let name = &caller.hello.name;
+    /// The NF that a caller names at the daemon's socket.
+    fn named(&self, name: &str) -> Result<&Nf, String> {
         let by_name = self.nf_number(name).and_then(|number| self.nfs.get(&number));
         let of_service = || {
             let service = self.services.iter().flatten().find(|s| s.config.name == *name)?;
             service.instances.iter().filter_map(|n| self.nfs.get(n)).find(|nf| nf.is(State::Expected))
         };
-        let Some(nf) = by_name.or_else(of_service) else {
-            return Err(format!("there is no NF and no free instance of a service named `{name}`; see `sluice nf list`"));
+        let found = by_name.or_else(of_service);
+        let found = found
+            .ok_or_else(|| format!("there is no NF and no free instance of a service named `{name}`; see `sluice nf list`"))?;
+        match self.service_of(found) {
+            Some(service) if service.config.attach && self.is_of_slo(&service.config.name) => Err(format!(
+                "{} is an instance of an SLO: it attaches by the socket of that SLO alone, attach/SLO/nf.sock in the runtime directory",
+                found.name
+            )),
+            _ => Ok(found),
+        }
+    }
+
+    /// Which NF a caller is, if it may be the one that it claims to be; or why not.
+    fn admit_caller(&mut self, slo: Option<&str>, caller: &attach::Caller) -> Result<Admission, String> {
+        if self.turns.stopping {
+            return Err("the manager is stopping".into());
+        }
+        let name = &caller.hello.name;
+        let nf = match slo {
+            Some(_) if caller.hello.is_zygote => return Err("NFs that attach have no zygote".into()),
+            Some(slo) => self.named_of_slo(slo, name)?,
+            None => self.named(name)?,
         };
-        if let Some((cause, until_ns)) = nf.life().kept_out() {
-            let wait = until_ns.saturating_sub(monotonic_ns()) as f64 / 1e9;
-            let service = nf.name.rsplit_once('.');
-            return Err(format!(
-                "{} was stopped because it {}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and \
-                 `sluice nf add {}`)",
-                nf.name,
-                offence(cause),
-                nf.name,
-                service.map_or(&*nf.name, |(service, _)| service)
-            ));
-        }
-        if nf.handle.is_some() || !matches!(nf.life().state(), State::Starting | State::Expected) {
-            return Err(format!("{} is {} already; an NF has one process", nf.name, nf.life().state()));
-        }
+        may_come(nf)?;
         let service = self.service_of(nf).ok_or("its service is gone")?;
         match (service.container.is_some(), self.in_container_of(&caller.peer)) {
+            (false, None) if slo.is_some() => {
+                if let Some(user) = &service.user {
+                    caller.may_attach_as(Some(user.uid))?;
+                }
+                let moved = move_to(&caller.peer, nf.core);
+                moved.map_err(|why| format!("{} belongs on core {}, and {why}", nf.name, nf.core))?;
+            }
             (false, None) => {
                 caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?;
                 match (nf.life().state(), &nf.process) {
@@ -303,5 +353,20 @@ impl Supervisor {
 
     pub(super) fn chain_names(&self) -> Vec<String> {
         self.chains.iter().map(|chain| chain.as_ref().map_or(String::new(), |c| c.name.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_its_cgroup_keeps_off_a_core_is_refused() {
+        let pid = rustix::process::getpid();
+        let pidfd = process::pidfd_open(pid).unwrap();
+        let peer = attach::Peer { pid: Some(pid), uid: 0, gid: 0, pidfd };
+        // To the kernel, a core that is not there is one that a cpuset lacks.
+        let why = move_to(&peer, CpuSet::MAX_CPU - 1).unwrap_err();
+        assert!(why.contains("lacks that core"), "{why}");
     }
 }

@@ -32,7 +32,7 @@ impl Supervisor {
         for cgroup in life.cgroups() {
             self.note(|r| r.made(Thing::Cgroup, &cgroup));
         }
-        let started = match life.prepare(&name, template, self.host.listener.path()) {
+        let started = match life.prepare(&name, template, self.host.sockets.main.path()) {
             Ok(spec) => self.start_process(number, &spec, Some(life)),
             Err(error) => {
                 self.clear_container(life);

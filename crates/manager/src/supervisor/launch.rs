@@ -66,7 +66,7 @@ impl Supervisor {
         more: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> spawn::SpawnSpec {
         let mut env: Vec<(OsString, OsString)> = service.config.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
-        env.push((handshake::ENV_SOCKET.into(), self.host.listener.path().into()));
+        env.push((handshake::ENV_SOCKET.into(), self.host.sockets.main.path().into()));
         env.push((handshake::ENV_NF.into(), name.into()));
         env.extend(more);
         let files = sluice_config::fuse::objects(&service.config);

@@ -52,6 +52,7 @@ mod runtime_dir;
 #[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]
 mod sdn;
 mod settings;
+mod sockets;
 #[cfg(feature = "promises")]
 mod steering;
 mod tick;
@@ -204,6 +205,8 @@ mod token {
     //! Tokens of epoll events: a kind, and for some a number.
     pub const WAKE: u64 = 0;
     pub const LISTENER: u64 = 1;
+    /// Of any SLO.
+    pub const SLO_LISTENER: u64 = 2;
     pub const PROCESS: u64 = 2 << 32;
     pub const CONNECTION: u64 = 3 << 32;
     /// With the number of the process.
@@ -256,7 +259,7 @@ impl Supervisor {
             turns,
             seen: Observed::new(config_path, PushCounts::of(&wanted)),
         };
-        let socket = this.host.listener.path().to_path_buf();
+        let socket = this.host.sockets.main.path().to_path_buf();
         this.note(|r| r.made(Thing::Socket, &socket));
         let prepared = this.prepare_scheduling().and_then(|()| this.prepare_outside(&wanted));
         this.prepare_pens();
@@ -340,7 +343,7 @@ impl Supervisor {
         if self.host.holds.is_waiting() {
             timeout = timeout.min(Duration::from_millis(1));
         }
-        if let Some(deadline_ns) = self.host.listener.next_deadline_ns() {
+        if let Some(deadline_ns) = self.host.sockets.next_deadline_ns() {
             timeout = timeout.min(Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns())));
         }
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
@@ -356,6 +359,7 @@ impl Supervisor {
                 token::ZYGOTE_SAYS => self.hear_zygote((data & !token::KIND) as u16),
                 token::CONNECTION => self.hear((data & !token::KIND) as u16),
                 _ if data == token::LISTENER => {}
+                _ if data == token::SLO_LISTENER => self.host.sockets.are_called = true,
                 _ => {
                     let mut count = [0; 8];
                     let _ = rustix::io::read(&*self.turns.wake, &mut count);

@@ -9,6 +9,8 @@ pub(super) enum NoticeKind {
     Closed(std::mem::Discriminant<attach::Dropped>),
     /// A process without the right to a name was refused.
     Impostor,
+    /// The same by the socket of an SLO.
+    Refused,
     Ended(u16),
     /// An NF was stopped for cause.
     Stopped(u16),

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::buffers::DeviceWays;
 use super::nfs::Process;
+use super::sockets::{SOCKET, Sockets};
 use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, flows, health, history, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
@@ -101,7 +102,7 @@ pub(super) struct Opener {
 }
 
 pub(super) struct Host {
-    pub(super) listener: Listener,
+    pub(super) sockets: Sockets,
     pub(super) record: Option<Record>,
     pub(super) epoll: OwnedFd,
     pub(super) outputs: Outputs,
@@ -138,7 +139,7 @@ impl Host {
         io_mask: u32,
         wake: &OwnedFd,
     ) -> Result<Self, SupervisorError> {
-        let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
+        let listener = Listener::bind(&config.manager.runtime_dir.join(SOCKET), 0o666)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let interest = epoll::EventFlags::IN;
         epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(token::WAKE), interest).map_err(system("watch requests"))?;
@@ -149,7 +150,7 @@ impl Host {
         })?;
         let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
         Ok(Self {
-            listener,
+            sockets: Sockets::new(listener),
             record: Some(record),
             epoll,
             outputs,

@@ -446,7 +446,7 @@ impl Supervisor {
         let services = self.services.iter().flatten().chain(self.versions_on_trial());
         let any = services.clone().any(|service| service.container.is_some());
         let users = services.filter_map(|service| service.user.as_ref()).map(|user| user.uid).collect();
-        self.host.listener.know((!any).then_some(users));
+        self.host.sockets.main.know((!any).then_some(users));
     }
 
     /// The user of a service: the named one; or its own, if the daemon is root and starts it.

@@ -9,6 +9,7 @@
 //! to the new instances leaves everything as it was.
 
 mod placing;
+mod sockets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -291,9 +292,9 @@ fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), Assignme
     assignment.check_profiles(&Processor::read(std::path::Path::new("/")).model, &programs)
 }
 
-/// The program of a service, as far as it can be read; not one in a container.
+/// The program of a service, as far as it can be read; not one in a container, or of others.
 fn program_of(service: &Service) -> Program {
-    if service.container.is_some() {
+    if service.container.is_some() || service.attach {
         return Program::default();
     }
     let exec = service.exec.as_ref().and_then(|exec| host::resolve_exec(exec, &host::Host::here()).ok());
@@ -361,6 +362,11 @@ impl Supervisor {
 
     /// Notes that this configuration is in force.
     pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
+        let slos = sockets::attaching(&overlaid.config, &overlaid.services);
+        if let Err(error) = self.open_sockets(&slos) {
+            self.promises.trouble(error.to_string());
+        }
+        self.close_sockets(&slos);
         if let Some(kept) = &mut self.promises.kept {
             (kept.services, kept.base, kept.notes) = (overlaid.services, overlaid.base, overlaid.notes);
         }
@@ -514,8 +520,7 @@ impl Supervisor {
         let cpu_of = |number: &u16| {
             self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.counted.cpu.percent() / 100.0 } else { 0.0 })
         };
-        let runs = |number: &u16| self.nfs.get(number).is_some_and(|nf| nf.is(State::Running));
-        let (mut seen, mut on_demand) = (Vec::new(), Vec::new());
+        let (mut seen, mut on_demand, attaching) = (Vec::new(), Vec::new(), self.attaching_now());
         let traffic = std::mem::take(&mut self.promises.traffic);
         let mut last: BTreeMap<String, Last> = BTreeMap::new();
         for slo in assignment.slos.iter().map(|promised| &promised.slo) {
@@ -525,16 +530,22 @@ impl Supervisor {
             let ended = self.promises.windows.end(now, &slo.name, Counts::of(chain), latency);
             let own: Vec<&Member> = members.iter().filter(|member| member.slo == slo.name).collect();
             let cores: BTreeSet<usize> = own.iter().filter_map(|member| Some(self.nfs.get(&member.nf)?.core)).collect();
-            let is_down = chain.services.iter().any(|service| {
-                let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
-                !instances.iter().any(runs)
-            });
+            let is_down = chain.services.iter().any(|service| !self.runs(*service));
             let cpu: f64 = own.iter().map(|member| cpu_of(&member.nf)).sum();
             let part = self.part(&assignment, slo);
             // Also for the first window: its traffic is the start of the next one.
             let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9, &traffic);
             let Some((rates, latency_us)) = ended else { continue };
             let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
+            let occupancy_bytes = uses.iter().filter_map(|one| one.occupancy_bytes).reduce(|a, b| a + b);
+            if terms.throughput_pps.is_none() {
+                let (promised_us, offered_pps) = (terms.latency_us, rates.offered_pps);
+                on_demand.push(OnDemand { slo: slo.name.clone(), promised_us, latency_us, offered_pps, instances: uses });
+            }
+            // It is new until its NFs have attached once.
+            if is_down && attaching.contains(&slo.name) && !self.promises.last.contains_key(&slo.name) {
+                continue;
+            }
             seen.push(TenantWindow {
                 tenant: slo.name.clone(),
                 terms: Some(terms),
@@ -547,11 +558,6 @@ impl Supervisor {
                 part,
                 cores: cores.into_iter().collect(),
             });
-            let occupancy_bytes = uses.iter().filter_map(|one| one.occupancy_bytes).reduce(|a, b| a + b);
-            if terms.throughput_pps.is_none() {
-                let (promised_us, offered_pps) = (terms.latency_us, rates.offered_pps);
-                on_demand.push(OnDemand { slo: slo.name.clone(), promised_us, latency_us, offered_pps, instances: uses });
-            }
             last.insert(slo.name.clone(), Last { rates, latency_us, cpu, occupancy_bytes, evaluated: Evaluation::default() });
         }
         seen.extend(self.others(&members, cpu_of));
@@ -564,6 +570,12 @@ impl Supervisor {
         let names: Vec<&str> = assignment.slos.iter().map(|promised| promised.slo.name.as_str()).collect();
         self.promises.windows.next(now, &names);
         self.steer(now, &assignment, &on_demand);
+    }
+
+    /// Whether an instance of a service runs.
+    fn runs(&self, service: u16) -> bool {
+        let instances = self.services[service as usize].as_ref().map_or(&[][..], |service| &service.instances);
+        instances.iter().any(|number| self.nfs.get(number).is_some_and(|nf| nf.is(State::Running)))
     }
 
     /// Logs the SLOs that are violated and were not before.

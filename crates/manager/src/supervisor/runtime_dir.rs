@@ -26,7 +26,7 @@ impl DirWatch {
 }
 
 impl Supervisor {
-    /// Checks, if it is time to, that the lock, the record and the NF socket exist, and restores
+    /// Checks, if it is time to, that the lock, the record and the NF sockets exist, and restores
     /// the missing ones. The control socket's server restores that.
     pub(super) fn keep_runtime_dir(&mut self, now: Instant) {
         if self.host.runtime_dir.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
@@ -59,6 +59,6 @@ impl Supervisor {
                 .map_err(|source| SupervisorError::Conflict(format!("cannot write the guard's file: {source}")))?;
         }
         self.host.runtime_dir.owes_guard = false;
-        Ok(self.host.listener.keep()? | is_made)
+        Ok(self.host.sockets.keep(&self.config.manager.runtime_dir)? | is_made)
     }
 }

@@ -102,9 +102,11 @@ impl Supervisor {
 
     /// Begins to place one more instance, and returns whether it did.
     fn add_instance(&mut self, now: u64, assignment: &Assignment, request: &Request) -> bool {
-        let began = one_more(assignment, &request.slo)
-            .map_err(|error| SupervisorError::Invalid(error.to_string()))
-            .and_then(|more| self.begin(more));
+        let ours = match self.attaching_now().contains(&request.slo) {
+            true => Err(SupervisorError::Invalid("its NFs attach, and only what starts them can place one more".into())),
+            false => one_more(assignment, &request.slo).map_err(|error| SupervisorError::Invalid(error.to_string())),
+        };
+        let began = ours.and_then(|more| self.begin(more));
         match began {
             Ok(outcome) => {
                 self.promises.adding = Some(Adding { request: request.clone(), outcome });

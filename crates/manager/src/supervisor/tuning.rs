@@ -137,6 +137,11 @@ impl Supervisor {
             }
         }
         let Some(handle) = handle.filter(|_| self.is_weighed(poll, core)) else { return Ok(()) };
+        // A container of others has bounds by its own cgroup, which it would leave.
+        let service = self.nfs.get(&handle.number).and_then(|nf| self.service_of(nf));
+        if service.is_some_and(|service| service.config.attach && self.is_of_slo(&service.config.name)) {
+            return Ok(());
+        }
         let life = self.host.holds.name_life(&handle.name);
         let Some(grouping) = &self.tuning.grouping else { return Ok(()) };
         let weighed = self.nfs.get_mut(&handle.number).and_then(|nf| nf.held.pen.as_mut()?.take_weighed());

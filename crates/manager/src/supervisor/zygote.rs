@@ -312,7 +312,7 @@ impl Supervisor {
         let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
         let early = zygote.map(|zygote| std::mem::take(&mut zygote.early));
         // Those that are still not reported are kept again.
-        early.into_iter().flatten().for_each(|caller| self.accept_nf(caller));
+        early.into_iter().flatten().for_each(|caller| self.accept_nf(None, caller));
     }
 
     /// Handles the report of a service's zygote that it has forked this process for an instance

@@ -9,7 +9,7 @@ use sluice_shm::page::Counter;
 use sluice_slo::assignment::{Assignment, Promised};
 use sluice_slo::placement::Instance;
 
-use super::{Kept, PlaceResult, Placing, PromiseKeeper, check_profiles};
+use super::{Kept, PlaceResult, Placing, PromiseKeeper, check_profiles, sockets};
 use crate::supervisor::change::Gone;
 use crate::supervisor::nfs::{Nf, State};
 use crate::supervisor::{Supervisor, SupervisorError};
@@ -101,8 +101,14 @@ impl Supervisor {
         let room = self.promises.classes.room();
         let own = self.promises.steering.all_own().clone();
         let is_late = takes_away(&self.promises, &assignment, room);
-        if !is_late {
-            self.change_classes(&assignment).map_err(|error| invalid(&error))?;
+        let opened = self.open_sockets(&sockets::attaching(&overlaid.config, &overlaid.services)).map_err(|error| invalid(&error));
+        let ready = opened.and_then(|()| match is_late {
+            true => Ok(()),
+            false => self.change_classes(&assignment).map_err(|error| invalid(&error)),
+        });
+        if let Err(error) = ready {
+            self.close_sockets(&self.attaching_now());
+            return Err(error);
         }
         let (reply, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
@@ -182,7 +188,9 @@ impl Supervisor {
         let numbers = placing.started.iter().filter_map(|name| self.service_number(name));
         let services = numbers.filter_map(|number| self.services[number as usize].as_ref());
         let all = services.flat_map(|service| &service.instances).chain(&placing.beside);
-        let nfs: Vec<&Nf> = all.filter_map(|number| self.nfs.get(number)).collect();
+        // One that attaches comes when the placement is in force.
+        let is_ours = |nf: &&Nf| self.service_of(nf).is_none_or(|service| !service.config.attach);
+        let nfs: Vec<&Nf> = all.filter_map(|number| self.nfs.get(number)).filter(is_ours).collect();
         let is_ready = |nf: &&Nf| {
             // Acquire: pairs with the library's store when its handler is made.
             let is_made =
@@ -213,6 +221,7 @@ impl Supervisor {
             let _ = self.remove_service(name);
         }
         placing.beside.iter().for_each(|nf| self.retire(*nf));
+        self.close_sockets(&self.attaching_now());
         if let Err(error) = self.promises.classes.change(placing.classes.clone()) {
             warn!("{error}");
         }
@@ -237,7 +246,9 @@ impl Supervisor {
             }
         };
         let Some(mut placing) = self.promises.placing.take() else { return };
+        let attaching = sockets::attaching(&overlaid.config, &overlaid.services);
         self.promises.take_over(assignment, overlaid);
+        self.close_sockets(&attaching);
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
         // Before they get packets.
         self.attend();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use super::change::Gone;
+use super::nfs::Nf;
 use super::{Supervisor, SupervisorError};
 use crate::features::lacks;
 use sluice_api::config::Config;
@@ -76,6 +77,15 @@ impl Supervisor {
 
     pub(super) fn is_kept(&self, _: &str) -> bool {
         false
+    }
+
+    pub(super) fn is_of_slo(&self, _: &str) -> bool {
+        false
+    }
+
+    /// No SLO has a socket.
+    pub(super) fn named_of_slo(&self, slo: &str, name: &str) -> Result<&Nf, String> {
+        Err(format!("the SLO {slo} has no instance `{name}`"))
     }
 
     pub(super) fn with_promises(&self, _: &Config) -> Result<Option<Overlaid>, SupervisorError> {
