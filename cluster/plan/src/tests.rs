@@ -66,7 +66,7 @@ impl Cluster {
         world.classes.insert("a".into(), class());
         let labels: BTreeMap<String, String> = class().node_selector;
         for i in 0..nodes {
-            world.nodes.insert(node_name(i), Node { labels: labels.clone(), is_ready: true, is_cordoned: false });
+            world.nodes.insert(node_name(i), Node { labels: labels.clone(), is_ready: true, is_cordoned: false, is_served: true });
         }
         let spec = NfProfileSpec { profile: profile() };
         world.profiles.insert(Key::new("t", "nat"), NfProfile::new("nat", spec));

@@ -1,4 +1,5 @@
-//! Labels and the scheduling gate of pods that are instances of an SLO.
+//! Labels, the scheduling gate of pods that are instances of an SLO, and names that programs agree
+//! on.
 
 /// Gate of a pod that waits for its node. The operator takes it away when a plan has a place for
 /// the pod.
@@ -9,3 +10,10 @@ pub const SLO: &str = "sluice.dev/slo";
 pub const FUNCTION: &str = "sluice.dev/function";
 /// Label of a pod: the number of its instance. Written by the operator.
 pub const INSTANCE: &str = "sluice.dev/instance";
+/// Label of the lease that a node's agent renews while it does its work and its daemon answers.
+pub const AGENT: &str = "sluice.dev/node-agent";
+
+/// Name of the lease of a node's agent.
+pub fn lease_of(node: &str) -> String {
+    format!("node-{node}")
+}

@@ -85,7 +85,10 @@ fn what_cannot_be_says_what_to_do() {
 fn a_node_without_an_agent_gets_nothing() {
     let mut cluster = Cluster::new(0);
     cluster.silent = vec![node_name(0)];
-    cluster.world.nodes.insert(node_name(0), Node { labels: class().node_selector, is_ready: true, is_cordoned: false });
+    cluster
+        .world
+        .nodes
+        .insert(node_name(0), Node { labels: class().node_selector, is_ready: true, is_cordoned: false, is_served: true });
     cluster.promise("web", 1e6);
     cluster.run();
     assert!(cluster.instances("web").is_empty());

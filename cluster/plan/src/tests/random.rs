@@ -41,7 +41,7 @@ fn operators_come_and_go() {
             step(&mut cluster, &mut random);
         }
         for i in 0..8 {
-            *cluster.node(i) = Node { labels: class().node_selector, is_ready: true, is_cordoned: false };
+            *cluster.node(i) = Node { labels: class().node_selector, is_ready: true, is_cordoned: false, is_served: true };
         }
         cluster.run();
         let slos: Vec<String> = cluster.world.slos.keys().map(|key| key.name.clone()).collect();
