@@ -222,6 +222,12 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 
+# Of the cluster's workspace, which `make build` leaves out.
+.PHONY: install-cluster
+install-cluster: ## build sluice-cluster, which `sluice slo list --cluster` and the like start, and put it beside sluice: PREFIX, DESTDIR
+	cargo build --release $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster -p sluice-cluster
+	install -D -m 755 $(TARGET)/cluster/release/sluice-cluster $(DESTDIR)$(PREFIX)/bin/sluice-cluster
+
 # Debian packages of what is in the release folder. Each is described in the Cargo.toml of a crate, two of them as variants; their files are
 # those of `make install`, and a bill of materials. SOURCE_DATE_EPOCH is the commit's time, so that the same build gives the same packages.
 DEB_PACKAGES = sluice-daemon sluice-nf-group sluice-nf:runtime sluice-nf:dev sluice-lab

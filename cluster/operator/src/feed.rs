@@ -113,7 +113,7 @@ impl Lists {
         let Self { lists, agents } = self;
         match change {
             Change::Node(event) => lists.each(world, "node", event, |world, key, node| {
-                let node = node.map(|node| Node { is_served: agents.is_served(&key.name), ..convert(&node) });
+                let node = node.map(|node| Node { is_served: agents.is_served(&key.name), ..Node::from(&node) });
                 let is_new = world.nodes.get(&key.name) != node.as_ref();
                 world.epoch += u64::from(is_new);
                 set(&mut world.nodes, key.name, node);
@@ -316,16 +316,6 @@ fn said(plan: &NodePlan) -> Option<(i64, i64, Option<&str>, Vec<Said<'_>>)> {
     let status = plan.status.as_ref()?;
     let uses = status.uses.iter().map(|one| (one.slo.as_str(), one.state.as_str(), one.offered_pps > 0.0, one.asks_for));
     Some((status.observed_revision, status.applied_revision, status.refused.as_deref(), uses.collect()))
-}
-
-fn convert(node: &KubeNode) -> Node {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    Node {
-        labels: node.metadata.labels.clone().unwrap_or_default(),
-        is_ready: conditions.clone().any(|one| one.type_ == "Ready" && one.status == "True"),
-        is_cordoned: node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)),
-        ..Node::default()
-    }
 }
 
 fn convert_pod(pod: &KubePod) -> Pod {

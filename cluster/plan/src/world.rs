@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Node as KubeNode;
 use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClassSpec, ServiceChain, Slo};
 
 /// Namespace and name.
@@ -33,6 +34,19 @@ pub struct Node {
     pub is_cordoned: bool,
     /// Whether its agent is at work and reaches its daemon.
     pub is_served: bool,
+}
+
+impl From<&KubeNode> for Node {
+    fn from(node: &KubeNode) -> Self {
+        let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        Self {
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            is_ready: conditions.any(|one| one.type_ == "Ready" && one.status == "True"),
+            is_cordoned: node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)),
+            // Its lease says so.
+            is_served: false,
+        }
+    }
 }
 
 /// What matters of a pod with the labels of an SLO.

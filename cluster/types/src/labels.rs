@@ -1,4 +1,5 @@
-//! Labels and the scheduling gate of pods that are instances of an SLO.
+//! Labels, the scheduling gate of pods that are instances of an SLO, and names that programs agree
+//! on.
 
 /// Gate of a pod that waits for its node. The operator takes it away when a plan has a place for
 /// the pod.

@@ -1,4 +1,4 @@
-//! The commands that `sluice-lab` runs.
+//! The commands that `sluice-lab` runs; some of them `sluice-cluster`, too.
 
 pub mod bench;
 pub mod estimate;
@@ -35,4 +35,15 @@ pub enum LabCommand {
     /// Servers and the SLOs placed on them; the least number of servers that would do
     #[command(after_help = plan::HELP)]
     Plan(plan::PlanArgs),
+}
+
+impl LabCommand {
+    /// Whether it asks a cluster, so that `sluice-cluster` runs it.
+    pub fn is_of_cluster(&self) -> bool {
+        match self {
+            Self::Slo(args) => args.command.is_of_cluster(),
+            Self::Plan(args) => args.command.is_of_cluster(),
+            Self::Bench(_) | Self::Simulate(_) | Self::Estimate(_) | Self::Profile(_) | Self::Pack(_) => false,
+        }
+    }
 }

@@ -62,10 +62,19 @@ impl Table {
 
     /// Prints the table.
     pub fn print(&self, out: &mut dyn Write, colour: bool) -> io::Result<()> {
+        self.follow(&mut Vec::new(), out, colour)
+    }
+
+    /// Prints the table below others of the same columns, which have left their widths: without a
+    /// head, and no narrower. Where there are no widths it is the first.
+    pub fn follow(&self, widths: &mut Vec<usize>, out: &mut dyn Write, colour: bool) -> io::Result<()> {
         let width = |text: &str| text.chars().count();
-        let widths: Vec<usize> = (0..self.head.len())
-            .map(|i| self.rows.iter().map(|r| width(&r[i].text)).chain([width(self.head[i].0)]).max().unwrap_or(0))
-            .collect();
+        let is_first = widths.is_empty();
+        widths.resize(self.head.len(), 0);
+        for (i, most) in widths.iter_mut().enumerate() {
+            let own = self.rows.iter().map(|r| width(&r[i].text)).chain([width(self.head[i].0)]).max();
+            *most = own.unwrap_or(0).max(*most);
+        }
         let line = |out: &mut dyn Write, cells: &mut dyn Iterator<Item = (&str, &str)>| -> io::Result<()> {
             let mut text = String::new();
             for (i, (cell, code)) in cells.enumerate() {
@@ -81,7 +90,9 @@ impl Table {
             }
             writeln!(out, "{}", text.trim_end())
         };
-        line(out, &mut self.head.iter().map(|(name, _)| (*name, if colour { "1" } else { "" })))?;
+        if is_first {
+            line(out, &mut self.head.iter().map(|(name, _)| (*name, if colour { "1" } else { "" })))?;
+        }
         for row in &self.rows {
             line(out, &mut row.iter().map(|cell| (cell.text.as_str(), if colour { code(cell.tone) } else { "" })))?;
         }
@@ -118,6 +129,18 @@ mod tests {
         let mut out = Vec::new();
         table.print(&mut out, colour).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn tables_below_each_other_are_in_line() {
+        let (mut out, mut widths) = (Vec::new(), Vec::new());
+        for (name, rate) in [("longest", "1"), ("b", "1234567"), ("c", "2")] {
+            let mut table = Table::new(&["NAME", ">RATE"]);
+            table.row(vec![name.into(), rate.into()]);
+            table.follow(&mut widths, &mut out, false).unwrap();
+        }
+        let out = String::from_utf8(out).unwrap();
+        assert_eq!(out, "NAME     RATE\nlongest     1\nb        1234567\nc              2\n");
     }
 
     #[test]

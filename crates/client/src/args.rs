@@ -8,6 +8,7 @@ use sluice_api::config::{OnFailure, Run};
 use sluice_api::model::EventKind;
 use sluice_api::{drops, nearest};
 use sluice_cli::lab::LabCommand;
+use sluice_cli::top::Top;
 use sluice_cli::usage::{Json, seconds, seconds_within};
 
 /// See and change what a running sluiced does, and check configurations before it does it.
@@ -29,6 +30,8 @@ First steps:
   sluice status                     is it there, and how is it?
   sluice top                        watch packets flow
   sluice trace --count 3            follow three packets, hop by hop
+
+The commands slo, plan and top are of one server; with --cluster they are of a Kubernetes cluster.
 
 Exit codes: 0 done, 1 failed or refused, 2 wrong usage; of `sluice status` also 3, see there."
 )]
@@ -78,7 +81,10 @@ for a burst (half and 99 of 100 are faster), COST the one for a packet. Its STAT
 because of it, and \"held\" while its packets would only wait further on. Columns of chains: WASTED are the packets per second
 that were dropped after an NF had worked on them. A generator that cannot keep its rate is \"behind\" in KIND. A narrow
 terminal leaves some columns out.
-Written to a pipe or a file, it is one snapshot.")]
+Written to a pipe or a file, it is one snapshot.
+
+Of a Kubernetes cluster (--cluster) it shows nodes and how they keep SLOs, at each change:
+  sluice top --cluster -A")]
     Top(Top),
     /// Print what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about
     /// shares of cores
@@ -229,7 +235,7 @@ The flight recorder is part of the configuration (recorder.memory_mib).")]
     /// Answer Wireshark, which lists the hops as interfaces (extcap)
     #[command(hide = true)]
     Extcap(crate::capture::ExtcapArgs),
-    /// A command that `sluice-lab` runs
+    /// A command that `sluice-lab` runs, or `sluice-cluster`
     #[command(flatten)]
     Lab(LabCommand),
     /// Show what this host has for each feature, what is missing, and what to do (no daemon needed)
@@ -269,33 +275,6 @@ pub struct Check {
     /// Fail if there are warnings, as if they were errors
     #[arg(long)]
     pub strict: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Top {
-    /// Seconds between two updates
-    #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
-    pub interval: f64,
-    /// Print one snapshot, as into a pipe
-    #[arg(long)]
-    pub once: bool,
-    /// Column to sort NFs by
-    #[arg(long, value_enum, default_value_t = Sort::Name)]
-    pub sort: Sort,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
-    /// By name
-    Name,
-    /// Most packets in first
-    In,
-    /// Fullest queue first
-    Queue,
-    /// Most CPU first
-    Cpu,
-    /// Most drops first
-    Drops,
 }
 
 #[derive(Debug, Subcommand)]

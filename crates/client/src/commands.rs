@@ -34,6 +34,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             }
             if status.health.verdict == HealthVerdict::Healthy { Ok(()) } else { Err(Degraded.into()) }
         }
+        Command::Top(args) if args.across.is_set() => other::become_cluster(),
         Command::Top(args) => top::run(&mut client()?, &args, out),
         Command::Events(args) => events(&mut client()?, &args, out),
         Command::Nf(command) => nf(&mut client()?, command, out),
@@ -54,6 +55,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Flows(args) => flows::run(&mut client()?, args, out),
         Command::Record(args) => record::run(&mut client()?, args, out),
         Command::Extcap(args) => capture::extcap(&mut client()?, args, out),
+        Command::Lab(command) if command.is_of_cluster() => other::become_cluster(),
         Command::Lab(_) => other::become_lab(),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Completions { shell } => {

@@ -1,6 +1,7 @@
 //! Other programs that the client starts, found beside it or in PATH.
 //!
-//! `sluice-lab` runs some of its commands, and `sluiced` checks ports and replays captures.
+//! `sluice-lab` runs some of its commands, `sluice-cluster` those with `--cluster`, and `sluiced`
+//! checks ports and replays captures.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,15 +15,26 @@ use sluice_config::problem::{At, Problem, Severity};
 use sluice_config::schema;
 
 const LAB: &str = "sluice-lab";
+const CLUSTER: &str = "sluice-cluster";
 const DAEMON: &str = "sluiced";
 
-/// Becomes `sluice-lab`, with the same arguments, environment and files. Returns only on an error.
+/// Becomes `sluice-lab`. Returns only on an error.
 pub fn become_lab() -> anyhow::Result<()> {
-    let Some(lab) = find(LAB) else {
-        bail!("this command needs the program {LAB}, which is neither beside sluice nor in PATH: install the package {LAB}");
+    become_other(LAB, "install the package sluice-lab")
+}
+
+/// Becomes `sluice-cluster`. Returns only on an error.
+pub fn become_cluster() -> anyhow::Result<()> {
+    become_other(CLUSTER, "`make install-cluster` in the sources builds and installs it")
+}
+
+/// Becomes another program, with the same arguments, environment and files.
+fn become_other(program: &str, remedy: &str) -> anyhow::Result<()> {
+    let Some(path) = find(program) else {
+        bail!("this command needs the program {program}, which is neither beside sluice nor in PATH: {remedy}");
     };
-    let error = Command::new(&lab).args(std::env::args_os().skip(1)).exec();
-    Err(error).with_context(|| format!("cannot start {}", lab.display()))
+    let error = Command::new(&path).args(std::env::args_os().skip(1)).exec();
+    Err(error).with_context(|| format!("cannot start {}", path.display()))
 }
 
 fn find(program: &str) -> Option<PathBuf> {

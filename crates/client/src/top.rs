@@ -12,16 +12,17 @@ use std::time::{Duration, Instant};
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Rect};
-use ratatui::style::{Color, Modifier, Style};
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Row, Table, Widget};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::model::{Chain, Distribution, Nf, Port, PortState, Stats};
 
-use crate::args::{Sort, Top};
 use crate::show::{chain_word, cost, dropped, load, nf_word, share, way};
 use sluice_cli::number::{age, bits, short, time};
+use sluice_cli::screen::{self, table};
 use sluice_cli::table::{Tone, colour_wanted};
+use sluice_cli::top::{Sort, Top};
 
 /// Width of a snapshot in a pipe.
 const PIPE_WIDTH: u16 = 100;
@@ -201,28 +202,11 @@ impl View {
     /// The whole view as lines of text.
     fn text(&self) -> String {
         let rows = 2 + self.now.nfs.len() + 2 + self.now.chains.len() + 2 + self.now.ports.len() + 2 + 1 + self.now.drops.len();
-        let area = Rect::new(0, 0, PIPE_WIDTH, u16::try_from(rows).unwrap_or(u16::MAX));
-        let mut buffer = Buffer::empty(area);
-        self.render(area, &mut buffer);
-        let mut text = String::new();
-        for y in 0..area.height {
-            let line: String = (0..area.width).map(|x| buffer[(x, y)].symbol()).collect();
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        text.truncate(text.trim_end().len());
-        text.push('\n');
-        text
+        screen::text(PIPE_WIDTH, rows, |area, buffer| self.render(area, buffer))
     }
 
     fn style(&self, tone: Tone) -> Style {
-        match tone {
-            _ if !self.colour => Style::new(),
-            Tone::Plain => Style::new(),
-            Tone::Good => Style::new().fg(Color::Green),
-            Tone::Warn => Style::new().fg(Color::Yellow),
-            Tone::Bad => Style::new().fg(Color::Red),
-        }
+        screen::style(tone, self.colour)
     }
 
     fn head(&self, width: u16) -> [Line<'static>; 2] {
@@ -479,15 +463,6 @@ fn number(rate: f64) -> Line<'static> {
 
 fn measured(times: &Distribution, ns: u64) -> Line<'static> {
     Line::from(if times.count == 0 { "-".into() } else { time(ns) }).right_aligned()
-}
-
-fn table(columns: &[(&'static str, Constraint)], rows: Vec<Row<'static>>) -> Table<'static> {
-    let head = columns.iter().map(|(name, _)| match name.strip_prefix('>') {
-        Some(name) => Line::from(name).right_aligned(),
-        None => Line::from(*name),
-    });
-    let head = Row::new(head.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::BOLD));
-    Table::new(rows, columns.iter().map(|(_, width)| *width)).header(head).column_spacing(1)
 }
 
 #[cfg(test)]

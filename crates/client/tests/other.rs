@@ -77,6 +77,40 @@ fn the_lab_is_looked_for_in_path_and_missed_with_one_line() {
     assert_eq!(text(&folder.run(&["bench"]).stdout), "here\n");
 }
 
+#[test]
+fn a_cluster_is_asked_by_a_program_of_its_own() {
+    let folder = Folder::new();
+    folder.script("sluice-lab", "echo lab");
+    for args in [
+        &["slo", "list", "--cluster"][..],
+        &["slo", "add", "--cluster", "--namespace", "acme", "-n", "web.yaml"],
+        &["slo", "show", "web", "--cluster", "-n", "acme"],
+        &["slo", "remove", "web", "--cluster"],
+        &["plan", "show", "--cluster"],
+        &["top", "--cluster", "-A"],
+    ] {
+        folder.script("sluice-cluster", "echo \"$*\"");
+        assert_eq!(text(&folder.run(args).stdout), format!("{}\n", args.join(" ")));
+        std::fs::remove_file(folder.path("sluice-cluster")).unwrap();
+        let out = folder.run(args);
+        let said = text(&out.stderr);
+        let is_clear =
+            said.starts_with("sluice: this command needs the program sluice-cluster, ") && said.contains("`make install-cluster`");
+        assert!(is_clear && said.lines().count() == 1 && out.status.code() == Some(1), "{said}");
+    }
+    assert_eq!(text(&folder.run(&["slo", "list"]).stdout), "lab\n");
+    // What is of one server alone, and what is of a cluster alone.
+    for args in [
+        &["slo", "apply", "--cluster"][..],
+        &["slo", "list", "-A"],
+        &["slo", "list", "--cluster", "-A", "-n", "acme"],
+        &["top", "--cluster", "--sort", "cpu"],
+        &["slo", "add", "--cluster", "--binary", "a=b", "web.yaml"],
+    ] {
+        assert_eq!(folder.run(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
 fn config(folder: &Path, port: &str) -> String {
     let path = folder.join("c.toml");
     let ports = format!("[[port]]\nname = \"a\"\n{port}\n[[port]]\nname = \"b\"\nkind = \"sink\"\n");

@@ -17,7 +17,6 @@ mod simulate;
 #[path = "../../host/src/skip.rs"]
 mod skip;
 mod slo;
-mod svg;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -28,6 +27,7 @@ use sluice_api::DEFAULT_SOCKET;
 use sluice_api::client::Client;
 use sluice_cli::ending;
 use sluice_cli::lab::LabCommand;
+use sluice_cli::usage::Usage;
 
 /// Measure NFs, simulate configurations, plan servers and run experiments; `sluice` starts it for
 /// its commands of the same names
@@ -64,6 +64,9 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = || Client::new(&cli.socket);
     match &cli.command {
         Command::HostileNf { mode, .. } => bench::chaos::hostile::run(mode),
+        Command::Shared(command) if command.is_of_cluster() => {
+            Err(Usage("`--cluster` is of `sluice`, which starts sluice-cluster for it".into()).into())
+        }
         Command::Shared(command) => match command.as_ref() {
             LabCommand::Bench(args) => bench::run(args, out),
             LabCommand::Simulate(args) => simulate::command::run(args, client, out),

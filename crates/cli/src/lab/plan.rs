@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use sluice_cache::resctrl::MOUNT_POINT;
 
+use crate::cluster::Reach;
 use crate::usage::seconds;
 
 /// Text of `sluice plan --help` below the options.
@@ -32,7 +33,7 @@ servers.toml has for each server, which is what shares one last-level cache:
   classes = 16             classes (CLOS), the system's own included
   memory_mib = 65536       memory that NFs may have
   path_us = 30             what packets take beside NFs, from port to port, 99.9 % of them at most; 0 if left out
-No daemon is needed.";
+No daemon is needed. `sluice plan show --cluster` shows the nodes of a Kubernetes cluster.";
 
 /// Default folder of the plan, for root.
 const DEFAULT: &str = "/var/lib/sluice/plan";
@@ -59,7 +60,9 @@ pub enum PlanCommand {
     Init(InitArgs),
     /// Show servers as bars of cores and cache ways
     #[command(after_help = "\
-A letter is an SLO on that server, `=` the class that instances without a class of their own share, `D` what DDIO writes to, `·` free.")]
+A letter is an SLO on that server, `=` the class that instances without a class of their own share, `D` what DDIO writes to, `·` free.
+
+With --cluster, servers are nodes, and those that have not taken over their plans are named with the reason.")]
     Show(ShowArgs),
     /// Find the least number of servers, and the steps to get there
     #[command(visible_alias = "optimize", after_help = OPTIMISE)]
@@ -67,6 +70,13 @@ A letter is an SLO on that server, `=` the class that instances without a class 
     /// Take the next of the steps that `optimise --in-steps` has kept
     #[command(after_help = STEPS)]
     Step(StepArgs),
+}
+
+impl PlanCommand {
+    /// Whether it asks a cluster.
+    pub fn is_of_cluster(&self) -> bool {
+        matches!(self, Self::Show(args) if args.reach.cluster)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -77,6 +87,8 @@ pub struct ShowArgs {
     /// Print JSON
     #[arg(long, conflicts_with = "svg")]
     pub json: bool,
+    #[command(flatten)]
+    pub reach: Reach,
 }
 
 /// Text of `sluice plan init --help` below the options.

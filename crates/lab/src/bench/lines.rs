@@ -8,7 +8,7 @@ use std::fmt::Write;
 use crate::bench::figures::PaperValue;
 use crate::bench::report::{Summary, Variant};
 use crate::bench::table::{Column, Form, Group};
-use crate::svg::escaped;
+use sluice_cli::svg::escaped;
 
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 520.0;

@@ -12,7 +12,7 @@ use crate::bench::figures::PaperValue;
 use crate::bench::lines;
 use crate::bench::report::{Summary, Variant};
 use crate::bench::table::{Column, Form, Group};
-use crate::svg::escaped;
+use sluice_cli::svg::escaped;
 
 const WIDTH: f64 = 800.0;
 /// Where bars begin; their names are to the left.

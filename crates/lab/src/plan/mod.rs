@@ -1,6 +1,5 @@
 //! `sluice plan`: the servers of a plan, and the least number that its SLOs need.
 
-mod bars;
 pub mod folder;
 mod init;
 mod optimise;
@@ -11,6 +10,7 @@ use std::io::Write;
 
 use anyhow::Context;
 use serde::Serialize;
+use sluice_cli::bars;
 use sluice_cli::lab::plan::{PlanArgs, PlanCommand, ShowArgs};
 use sluice_cli::table::colour;
 use sluice_cli::usage::json;
@@ -38,6 +38,7 @@ fn show(plan: &Plan, args: &ShowArgs, out: &mut dyn Write) -> anyhow::Result<()>
     if args.json {
         return json(out, &PlanOutput { slos: &plan.slos, servers: &plan.placement.servers });
     }
-    let Some(path) = &args.svg else { return bars::print(plan, colour(), out) };
-    std::fs::write(path, bars::svg(plan)?).with_context(|| format!("cannot write {}", path.display()))
+    let Some(path) = &args.svg else { return bars::print(&plan.placement, colour(), out) };
+    let names: Vec<&str> = plan.slos.iter().map(|admitted| admitted.slo.name.as_str()).collect();
+    std::fs::write(path, bars::svg(&plan.placement, &names)?).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use sluice_api::client::{Client, ClientError};
+use sluice_cli::bars;
 use sluice_cli::lab::slo::{AddArgs, SloArgs, SloCommand};
 use sluice_cli::number;
 use sluice_cli::table::{Table, colour};
@@ -60,13 +61,13 @@ pub fn run(args: &SloArgs, client: impl Fn() -> Result<Client, ClientError>, out
     let folder = &Folder::at(&args.folder.plan);
     match &args.command {
         SloCommand::Add(add) => self::add(folder, add, out),
-        SloCommand::List { live, json } if live.live => live::list(&client()?.promises()?, json.json, out),
+        SloCommand::List { live, json, .. } if live.live => live::list(&client()?.promises()?, json.json, out),
         SloCommand::List { json, .. } => list(&folder.read()?, json.json, out),
-        SloCommand::Show { name, live, json } if live.live => live::show(&client()?.promises()?, name, json.json, out),
+        SloCommand::Show { name, live, json, .. } if live.live => live::show(&client()?.promises()?, name, json.json, out),
         SloCommand::Show { name, json, .. } => show(&folder.read()?, name, json.json, out),
         SloCommand::Apply { server, json } => live::apply(&folder.read()?, server.as_deref(), &mut client()?, json.json, out),
         SloCommand::Withdraw(args) => live::withdraw(&mut client()?, args.json, out),
-        SloCommand::Remove { names } => remove(folder, names, out),
+        SloCommand::Remove { names, .. } => remove(folder, names, out),
     }
 }
 
@@ -272,22 +273,8 @@ fn output_of<'a>(plan: &'a Plan, admitted: &'a Admitted) -> SloOutput<'a> {
 }
 
 fn instances(slo: &SloOutput<'_>) -> Table {
-    // Unknown on demand.
-    let pps = |pps: f64| if pps > 0.0 { number::rate(pps) } else { "-".into() };
-    let mut table = Table::new(&["INSTANCE", "SERVER", "CORES", "WAYS", ">CARRIES", ">IS GIVEN"]);
-    for InstanceOutput { server, instance, mask } in &slo.instances {
-        let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let ways = if instance.ways == 0 { format!("shared ({mask})") } else { format!("{} ({mask})", instance.ways) };
-        table.row(vec![
-            format!("{}.{}", instance.slo, instance.number).into(),
-            (*server).into(),
-            cores.into(),
-            ways.into(),
-            pps(instance.capacity_pps).into(),
-            pps(instance.load_pps).into(),
-        ]);
-    }
-    table
+    let mask = |entry: &InstanceOutput<'_>| u64::from_str_radix(&entry.mask, 16).unwrap_or(0);
+    bars::instances(slo.instances.iter().map(|entry| (entry.server, entry.instance, mask(entry))))
 }
 
 fn list(plan: &Plan, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ use crate::bench::compare::short;
 use crate::bench::figures::{Check, Checked, ClaimVerdict, Figure, Known, Paper, PlannedRun};
 use crate::bench::lab::left_out_lines;
 use crate::bench::report::{Report, Summary, Variant, median};
-use crate::svg::escaped;
+use sluice_cli::svg::escaped;
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --line: #8884; --good: #2a7d3f; --shape: #9a6a00; --bad: #b3261e; --none: #6b6b6b; }

@@ -5,11 +5,11 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use sluice_cli::number;
-use sluice_slo::placement::{PlacedServer, PlacementError};
+use sluice_slo::placement::{Instance, PlacedServer, Placement, PlacementError};
 
-use super::folder::Plan;
+use crate::number;
 use crate::svg::escaped;
+use crate::table::Table;
 
 /// Use of a core or way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,22 +104,26 @@ fn letter(slo: usize) -> char {
     LETTERS[slo % LETTERS.len()] as char
 }
 
-fn bars(plan: &Plan) -> Result<Vec<Bars<'_>>, PlacementError> {
-    plan.placement.servers.iter().filter(|server| !server.instances.is_empty()).map(Bars::of).collect()
+fn bars(placement: &Placement) -> Result<Vec<Bars<'_>>, PlacementError> {
+    placement.servers.iter().filter(|server| !server.instances.is_empty()).map(Bars::of).collect()
 }
 
 /// Servers that are not in use, for people.
-fn unused(plan: &Plan) -> Option<String> {
+fn unused(placement: &Placement) -> Option<String> {
     const SHOWN: usize = 12;
-    let names: Vec<&str> = plan.placement.servers.iter().filter(|s| s.instances.is_empty()).map(|s| s.name.as_str()).collect();
+    let names: Vec<&str> = placement.servers.iter().filter(|s| s.instances.is_empty()).map(|s| s.name.as_str()).collect();
     let more = names.len().saturating_sub(SHOWN);
     let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(" ");
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     (!names.is_empty()).then(|| format!("not in use: {shown}{more}"))
 }
 
-pub fn print(plan: &Plan, colour: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    for bars in bars(plan)? {
+/// Prints servers as bars, a cell for each core and way.
+///
+/// # Errors
+/// More is given away than a server has, or the output's.
+pub fn print(placement: &Placement, colour: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    for bars in bars(placement)? {
         writeln!(out, "{}", bars.head())?;
         line(out, "cores", &bars.cores, colour)?;
         line(out, "ways", &bars.ways, colour)?;
@@ -128,7 +132,7 @@ pub fn print(plan: &Plan, colour: bool, out: &mut dyn Write) -> anyhow::Result<(
             writeln!(out, "  {mark} {}", bars.says(slo))?;
         }
     }
-    if let Some(text) = unused(plan) {
+    if let Some(text) = unused(placement) {
         writeln!(out, "{text}")?;
     }
     Ok(())
@@ -157,18 +161,42 @@ fn painted(text: &str, cell: Cell, colour: bool) -> String {
     }
 }
 
+/// Instances with their servers and the masks of their classes, a row each.
+pub fn instances<'a>(rows: impl IntoIterator<Item = (&'a str, &'a Instance, u64)>) -> Table {
+    // Unknown on demand.
+    let pps = |pps: f64| if pps > 0.0 { number::rate(pps) } else { "-".into() };
+    let mut table = Table::new(&["INSTANCE", "SERVER", "CORES", "WAYS", ">CARRIES", ">IS GIVEN"]);
+    for (server, instance, mask) in rows {
+        let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let ways = if instance.ways == 0 { format!("shared ({mask:x})") } else { format!("{} ({mask:x})", instance.ways) };
+        table.row(vec![
+            format!("{}.{}", instance.slo, instance.number).into(),
+            server.into(),
+            cores.into(),
+            ways.into(),
+            pps(instance.capacity_pps).into(),
+            pps(instance.load_pps).into(),
+        ]);
+    }
+    table
+}
+
 const WIDTH: f64 = 800.0;
 /// Start and length of bars.
 const BAR: (f64, f64) = (70.0, 710.0);
 const ROW: f64 = 22.0;
 
-pub fn svg(plan: &Plan) -> anyhow::Result<String> {
+/// The same as a picture. An SLO has the colour of its place among these names.
+///
+/// # Errors
+/// More is given away than a server has.
+pub fn svg(placement: &Placement, names: &[&str]) -> anyhow::Result<String> {
     let (mut body, mut y) = (String::new(), 44.0);
     let colour = |name: &str| {
-        let place = plan.slos.iter().position(|admitted| admitted.slo.name == name).unwrap_or(0);
+        let place = names.iter().position(|known| *known == name).unwrap_or(0);
         PALETTE[place % PALETTE.len()]
     };
-    for bars in bars(plan)? {
+    for bars in bars(placement)? {
         y += 12.0;
         writeln!(body, "<text x=\"12\" y=\"{y:.1}\" font-weight=\"bold\">{}</text>", escaped(&bars.head()))?;
         y += 8.0;
@@ -203,7 +231,7 @@ pub fn svg(plan: &Plan) -> anyhow::Result<String> {
         }
         y += 8.0;
     }
-    if let Some(text) = unused(plan) {
+    if let Some(text) = unused(placement) {
         y += 14.0;
         writeln!(body, "<text x=\"12\" y=\"{y:.1}\">{}</text>", escaped(&text))?;
     }
@@ -212,15 +240,14 @@ pub fn svg(plan: &Plan) -> anyhow::Result<String> {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
          <text x=\"12\" y=\"26\" font-size=\"16\">{} of {} servers in use</text>\n{body}</svg>\n",
-        plan.placement.used(),
-        plan.placement.servers.len()
+        placement.used(),
+        placement.servers.len()
     ))
 }
 
 #[cfg(test)]
 mod tests {
-    use sluice_planner::samples::server;
-    use sluice_slo::placement::{Instance, Placement};
+    use sluice_slo::examples::shape;
 
     use super::*;
 
@@ -228,17 +255,17 @@ mod tests {
         Instance { slo: slo.into(), number, cores: cores.to_vec(), ways, memory_mib: 1, capacity_pps: 2e6, load_pps: 1e6 }
     }
 
-    fn plan() -> Plan {
-        let mut placement = Placement::empty(3, &server());
+    fn placement() -> Placement {
+        let mut placement = Placement::empty(3, &shape());
         placement.servers[1].instances =
             vec![instance("a<b", 0, &[0, 1], 4), instance("web", 0, &[2], 0), instance("a<b", 1, &[4], 3)];
         placement.check().unwrap();
-        Plan { slos: Vec::new(), placement }
+        placement
     }
 
     fn printed(colour: bool) -> String {
         let mut out = Vec::new();
-        print(&plan(), colour, &mut out).unwrap();
+        print(&placement(), colour, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -267,7 +294,7 @@ not in use: s0 s2
 
     #[test]
     fn a_picture_has_the_same_cells() {
-        let picture = svg(&plan()).unwrap();
+        let picture = svg(&placement(), &[]).unwrap();
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
         assert!(picture.contains("1 of 3 servers in use") && picture.contains(">a&lt;b</text>") && !picture.contains("a<b"));
         assert!(picture.contains(&format!("width=\"{:.1}\"", BAR.1 * 7.0 / 20.0)), "{picture}");
@@ -277,8 +304,8 @@ not in use: s0 s2
 
     #[test]
     fn many_unused_servers_are_counted() {
-        let plan = Plan { slos: Vec::new(), placement: Placement::empty(20, &server()) };
-        assert!(unused(&plan).unwrap().ends_with("s11 and 8 more"));
-        assert!(bars(&plan).unwrap().is_empty());
+        let placement = Placement::empty(20, &shape());
+        assert!(unused(&placement).unwrap().ends_with("s11 and 8 more"));
+        assert!(bars(&placement).unwrap().is_empty());
     }
 }
