@@ -271,8 +271,9 @@ oci: ## an OCI image of daemon, client and NFs, in target/oci, of what `make bui
 # The cluster's crates are a workspace of their own.
 .PHONY: oci-cluster
 oci-cluster: oci ## the OCI images for Kubernetes, in target/oci: `make oci`, and sluice-lab, sluice-operator and sluice-node
-	cargo build --release $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster -p sluice-operator -p sluice-node
-	install -m 755 -t $(OCI)/root/usr/bin $(TARGET)/cluster/release/sluice-{operator,node}
+	cargo build $(if $(filter release,$(PROFILE)),--release) $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster \
+	    -p sluice-operator -p sluice-node
+	install -m 755 -t $(OCI)/root/usr/bin $(TARGET)/cluster/$(PROFILE)/sluice-{operator,node}
 	for image in sluice-lab sluice-operator sluice-node; do \
 	    $(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/$$image-$(VERSION).oci.tar $$image; \
 	    scripts/oci-image --check $(OCI)/$$image-$(VERSION).oci.tar; \
@@ -302,6 +303,14 @@ test-chart: ## lint and render the Helm chart, and see what values it refuses; b
 .PHONY: test-cluster
 test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.24, a quarter of an hour)
 	scripts/test-cluster
+
+# With PROFILE=debug, of what the tests run.
+.PHONY: test-node
+test-node: ## a real Kubernetes node: an SLO by kubectl, packets, kills and healing; builds Kubernetes once (root, Go 1.24)
+	scripts/deps node
+	scripts/test-cluster --build etcd kube-apiserver kube-scheduler kube-controller-manager kubelet kubectl
+	$(MAKE) oci-cluster PROFILE=$(PROFILE)
+	scripts/test-node $(OCI)
 
 .PHONY: clean
 clean: ## remove everything that was built
