@@ -304,11 +304,10 @@ test-chart: ## lint and render the Helm chart, and see what values it refuses; b
 test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.24, a quarter of an hour)
 	scripts/test-cluster
 
-# With PROFILE=debug, of what the tests run.
 .PHONY: test-node
-test-node: ## a real Kubernetes node: an SLO by kubectl, packets, kills and healing; builds Kubernetes once (root, Go 1.24)
+test-node: ## one real Kubernetes node with what `make build` built: an SLO, packets, kills, healing (root, Go 1.24, half an hour once)
 	scripts/deps node
-	scripts/test-cluster --build etcd kube-apiserver kube-scheduler kube-controller-manager kubelet kubectl
+	scripts/test-cluster --build $$(scripts/test-node --programs)
 	$(MAKE) oci-cluster PROFILE=$(PROFILE)
 	scripts/test-node $(OCI)
 
