@@ -277,8 +277,9 @@ oci: ## an OCI image of daemon, client and NFs, in target/oci, of what `make bui
 # The cluster's crates are a workspace of their own.
 .PHONY: oci-cluster
 oci-cluster: oci ## the OCI images for Kubernetes, in target/oci: `make oci`, and sluice-lab, sluice-operator and sluice-node
-	cargo build --release $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster -p sluice-operator -p sluice-node
-	install -m 755 -t $(OCI)/root/usr/bin $(TARGET)/cluster/release/sluice-{operator,node}
+	cargo build $(if $(filter release,$(PROFILE)),--release) $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster \
+	    -p sluice-operator -p sluice-node
+	install -m 755 -t $(OCI)/root/usr/bin $(TARGET)/cluster/$(PROFILE)/sluice-{operator,node}
 	for image in sluice-lab sluice-operator sluice-node; do \
 	    $(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/$$image-$(VERSION).oci.tar $$image; \
 	    scripts/oci-image --check $(OCI)/$$image-$(VERSION).oci.tar; \
@@ -308,6 +309,13 @@ test-chart: ## lint and render the Helm chart, and see what values it refuses; b
 .PHONY: test-cluster
 test-cluster: ## tests of cluster/ against a real control plane; builds Kubernetes once (Go 1.24, a quarter of an hour)
 	scripts/test-cluster
+
+.PHONY: test-node
+test-node: ## one real Kubernetes node with what `make build` built: an SLO, packets, kills, healing (root, Go 1.24, half an hour once)
+	scripts/deps node
+	scripts/test-cluster --build $$(scripts/test-node --programs)
+	$(MAKE) oci-cluster PROFILE=$(PROFILE)
+	scripts/test-node $(OCI)
 
 .PHONY: clean
 clean: ## remove everything that was built
