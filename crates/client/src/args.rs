@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use sluice_api::DEFAULT_SOCKET;
 use sluice_api::config::{OnFailure, Run};
 use sluice_api::model::EventKind;
@@ -355,7 +355,8 @@ Examples:
   sluice nf upgrade ids --exec /opt/nfs/ids-2
   sluice nf upgrade fw --exec ./firewall --args --rules /etc/sluice/rules
   sluice nf upgrade ids --exec ids-2 --canary 1% --for 60s   on a part of new flows first; a fault brings them back
-  sluice nf upgrade ids --abort                              end that
+  sluice nf upgrade ids --exec ids-2 --shadow --for 60s      on copies first, whose verdicts and bytes are compared
+  sluice nf upgrade ids --abort                              end one of these
 
 The new version is started beside the old one. When it is ready, each instance hands its place over: no packet is lost, and none
 overtakes another. In a pool new flows go to new members, and old ones leave with their flows. A version that does not work changes
@@ -365,11 +366,23 @@ nothing. It stays until the daemon ends or another configuration is applied: wri
 With --canary one instance of the new version gets that part of new flows. Its flows go back if it ends or breaks the rules, drops
 more than the old version by --max-drops, takes longer for bursts than --max-burst, gets too few packets to be compared, or if an SLO
 near it is violated meanwhile. Nothing is lost then, but for the packets in the ring of one that crashes. Else its version takes over
-after --for.")]
+after --for.
+
+With --shadow it gets copies of the packets of one instance. What it returns goes nowhere: its verdicts, bytes and order are compared
+with those of that instance, and the first packets that differ are printed. Its version takes over after --for if no more packets differ
+than --allow says. It uses time that others of its core leave, unless --core gives it another.")]
     Upgrade(NfUpgrade),
 }
 
+/// How many packets of a shadow may differ.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Allowed {
+    Packets(u64),
+    Percent(f64),
+}
+
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("first").args(["canary", "shadow"]))]
 pub struct NfUpgrade {
     /// The service
     pub service: String,
@@ -380,20 +393,29 @@ pub struct NfUpgrade {
     /// Give it this part of new flows first, 1% to 50%
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub canary: Option<u32>,
+    /// Give it copies of packets first, and compare what it does with them
+    #[arg(long, conflicts_with = "canary")]
+    pub shadow: bool,
     /// How long, such as 60s, 5m or 1h
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "canary")]
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "first")]
     pub lasts: u64,
+    /// How many packets of a shadow may differ, such as 10 or 0.1% of those compared
+    #[arg(long, value_name = "N", default_value = "0", value_parser = allowed, requires = "shadow")]
+    pub allow: Allowed,
+    /// Core of a shadow; by default that of the instance whose packets it gets
+    #[arg(long, value_name = "N", requires = "shadow")]
+    pub core: Option<usize>,
     /// By how many percent of its packets it may drop more than the old version
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = margin, requires = "canary")]
     pub max_drops: f64,
     /// Longest time for a burst in microseconds, which 99 of 100 must keep
     #[arg(long, value_name = "US", value_parser = micros, requires = "canary")]
     pub max_burst: Option<f64>,
-    /// Do not wait for the end of the canary
-    #[arg(long, requires = "canary")]
+    /// Do not wait for the end of the canary or shadow
+    #[arg(long, requires = "first")]
     pub no_wait: bool,
-    /// End the canary of the service
-    #[arg(long, conflicts_with_all = ["exec", "canary", "args"])]
+    /// End the canary or shadow of the service
+    #[arg(long, conflicts_with_all = ["exec", "canary", "shadow", "args"])]
     pub abort: bool,
     /// All its arguments, to the end of the line; by default those of the old version
     #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
@@ -785,6 +807,15 @@ fn margin(text: &str) -> Result<f64, String> {
     percent.ok_or_else(|| "write a number of percent, 0 to 100".into())
 }
 
+/// How many packets may differ: `10` or `0.1%`.
+fn allowed(text: &str) -> Result<Allowed, String> {
+    let allowed = match text.strip_suffix('%') {
+        Some(percent) => percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent)).map(Allowed::Percent),
+        None => text.parse().ok().map(Allowed::Packets),
+    };
+    allowed.ok_or_else(|| "write a number of packets, such as 10, or 0% to 100% of those compared".into())
+}
+
 /// A time in microseconds.
 fn micros(text: &str) -> Result<f64, String> {
     let micros = text.parse().ok().filter(|micros: &f64| micros.is_finite() && *micros > 0.0);
@@ -863,6 +894,31 @@ mod tests {
             "--exec x --canary 1% --max-burst 0",
             "--exec x --canary 1% --max-burst inf",
             "--abort --exec x",
+        ] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_shadow_has_a_time_and_may_differ_a_little() {
+        let of = |words: &str| {
+            let cli = Cli::try_parse_from(format!("sluice nf upgrade ids --exec x {words}").split_whitespace())
+                .map_err(|e| e.to_string())?;
+            let Command::Nf(NfCommand::Upgrade(upgrade)) = cli.command else { panic!("{words}") };
+            Ok::<_, String>((upgrade.shadow, upgrade.lasts, upgrade.allow, upgrade.core))
+        };
+        assert_eq!(of("--shadow"), Ok((true, 60, Allowed::Packets(0), None)));
+        assert_eq!(of("--shadow --for 5m --allow 7 --core 3"), Ok((true, 300, Allowed::Packets(7), Some(3))));
+        assert_eq!(of("--shadow --allow 0.5% --no-wait"), Ok((true, 60, Allowed::Percent(0.5), None)));
+        for wrong in [
+            "--shadow --canary 1%",
+            "--shadow --max-drops 1",
+            "--shadow --allow 101%",
+            "--shadow --allow -1",
+            "--shadow --abort",
+            "--allow 7",
+            "--canary 1% --core 3",
+            "--no-wait",
         ] {
             assert!(of(wrong).is_err(), "{wrong}");
         }

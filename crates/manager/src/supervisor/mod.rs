@@ -52,6 +52,7 @@ mod runtime_dir;
 #[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]
 mod sdn;
 mod settings;
+mod shadow;
 #[cfg(feature = "promises")]
 mod steering;
 mod tick;
