@@ -1,8 +1,8 @@
 //! The comparison: what two versions of an NF did with each packet.
 //!
 //! Pure: packets in, counts and differences out. A packet of the old version is known by its frame,
-//! which has one packet at a time, a copy of the new one by its number. Among the packets of a flow,
-//! one has the same place on both sides if the same packet came back before it.
+//! which has one packet at a time, a copy of the new one by its number. Among the packets of a
+//! flow, one has the same place on both sides if the same packet came back before it.
 //!
 //! # Limits
 //! Once a packet of a flow was not compared, the order of that flow is not compared either, until

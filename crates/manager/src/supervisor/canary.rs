@@ -89,8 +89,8 @@ impl Supervisor {
         })
     }
 
-    /// When the canary or shadow of an upgrade is looked at next, on the monotonic clock, if nothing
-    /// else moves the upgrade on until then.
+    /// When the canary or shadow of an upgrade is looked at next, on the monotonic clock, if
+    /// nothing else moves the upgrade on until then.
     pub(super) fn next_look_ns(upgrade: &Upgrade) -> Option<u64> {
         match &upgrade.purpose {
             Purpose::Canary(Canary { stage: CanaryStage::Watched(watch), .. }, _) => Some(watch.look_ns),
