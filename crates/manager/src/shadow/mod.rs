@@ -16,6 +16,7 @@ mod memory;
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sluice_api::shadow::{ShadowCounts, ShadowDifference, ShadowRequest};
@@ -52,7 +53,7 @@ pub(crate) struct Progress {
     pub(crate) differences: Vec<ShadowDifference>,
     /// Whether all has been compared.
     pub(crate) is_done: bool,
-    /// What the shadow did that an NF may not do.
+    /// What the shadow did that an NF may not do, or why nothing is compared any more.
     pub(crate) broken: Option<String>,
 }
 
@@ -61,6 +62,7 @@ pub(crate) struct Progress {
 pub(crate) struct Shadowing {
     progress: Arc<Mutex<Progress>>,
     ends: Sender<Ends>,
+    thread: JoinHandle<()>,
 }
 
 impl Shadowing {
@@ -80,20 +82,31 @@ impl Shadowing {
             record: CapturedPacket::default(),
             progress: progress.clone(),
         };
-        std::thread::Builder::new().name("sluice-shadow".into()).spawn(move || worker.run(&ending))?;
-        Ok(Self { progress, ends })
+        let thread = std::thread::Builder::new().name("sluice-shadow".into()).spawn(move || worker.run(&ending))?;
+        Ok(Self { progress, ends, thread })
     }
 
     pub(crate) fn progress(&self) -> Progress {
-        lock(&self.progress).clone()
+        // In this order: one that has ended has published all.
+        let has_ended = self.thread.is_finished();
+        let mut progress = lock(&self.progress).clone();
+        if has_ended && !progress.is_done {
+            progress.broken.get_or_insert_with(|| "its thread has ended; the daemon's log has the reason".into());
+        }
+        progress
     }
 
-    /// Ends the comparison when the packet threads have given back their taps, which are freed
-    /// there, and the shadow what it has.
+    /// Ends the comparison when the packet threads have given back their taps, and the shadow what
+    /// it has.
     pub(crate) fn end(&self, taps: Ends) {
-        // A thread that has ended frees nothing: the taps go with the channel.
+        // A thread that has panicked takes none.
         let _ = self.ends.send(taps);
     }
+}
+
+/// Frees taps here: that takes more time than packet threads have.
+fn free(taps: Ends) {
+    taps.into_iter().for_each(|tap| drop(tap.recv_timeout(GRACE)));
 }
 
 /// A thread that has panicked has left what it had published.
@@ -148,12 +161,12 @@ impl ShadowLoop {
                 Err(broken) => {
                     self.publish(false);
                     lock(&self.progress).broken = Some(broken.to_string());
-                    return;
+                    return ending.recv().into_iter().for_each(free);
                 }
             };
             match ending.try_recv() {
                 Ok(taps) => {
-                    taps.into_iter().for_each(|tap| drop(tap.recv_timeout(GRACE)));
+                    free(taps);
                     until = Some(Instant::now() + GRACE);
                 }
                 Err(TryRecvError::Empty) => {}

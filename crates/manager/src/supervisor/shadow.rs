@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::Welcome;
+use sluice_shm::memory::MemoryError;
 
 use super::backend::{Remote, outcome};
 use super::nfs::{Advance, Event, Instance, Nf, Process, ShadowPlan, ShadowStage, ShadowTrial, ShadowWatch};
@@ -49,7 +50,8 @@ impl Remote {
         let (service, asked) = (name.to_string(), wanted.clone());
         let plan = self.change(move |s| s.plan_shadow(&service, &asked))?;
         // The supervisor does not wait for the memory.
-        let no_memory = |error| ApiError::conflict(format!("no memory for a shadow: {error}"), "free some, or give smaller rings");
+        let no_memory =
+            |error: MemoryError| ApiError::conflict(format!("no memory for a shadow: {error}"), "free some, or give smaller rings");
         let memory = ShadowMemory::new(plan.stride, plan.ring).map_err(no_memory)?;
         let (taps, readers) = following(&plan.scope, WORDS, plan.threads).into_iter().unzip();
         let stage = ShadowStage::Starts(Some(Box::new((memory, taps, readers))));
@@ -147,7 +149,7 @@ impl Supervisor {
             slot: 0,
             name,
             core: core as u32,
-            // A shadow that never sleeps would have as much of the core as others leave it.
+            // Also where instances poll: it has what others leave of the core.
             poll: false,
             linger_ns: 0,
             clock_scale: self.plane.clock().scale_raw(),
@@ -214,7 +216,7 @@ impl Supervisor {
         let progress = watch.thread.progress();
         let violated = || self.violated(upgrade.service, watch.nf).into_iter().find(|slo| !watch.violated.contains(slo));
         let fault = match progress.broken {
-            Some(what) => Some(format!("{what}, for which it would be stopped in use")),
+            Some(what) => Some(what),
             None if self.has_changed(plan) => Some("the instance whose packets it got was started again meanwhile".into()),
             None => violated().map(|slo| format!("the SLO {slo} is violated since it gets copies")),
         };
@@ -251,7 +253,6 @@ impl Supervisor {
             ends: false,
             violated: self.violated(service, nf),
         };
-        // Its place is taken before the thread has its memory.
         let ShadowStage::Starts(parts) = &mut trial.stage else { return };
         let Some((memory, taps, readers)) = parts.take().map(|parts| *parts) else { return };
         match Shadowing::start(memory, readers) {
