@@ -127,9 +127,9 @@ impl Supervisor {
     pub(super) fn welcome_shadow(&mut self, number: u16, caller: Caller) -> Result<(), SupervisorError> {
         let Some(nf) = self.nfs.get_mut(&number) else { return Err(self.no_such("NF", &caller.hello.name)) };
         nf.learned = Some((Instant::now(), Instant::now()));
-        let (name, core, is_forked, pid) = (nf.name.clone(), nf.core, nf.held.pen.is_none(), caller.peer.pid);
+        let (name, core, is_forked) = (nf.name.clone(), nf.core, nf.held.pen.is_none());
         // Before it learns its address: its filter keeps it from moving by itself.
-        if let (Some(pid), Ok(pidfd)) = (pid, caller.peer.pidfd.try_clone()) {
+        if let (Some(pid), Ok(pidfd)) = (caller.peer.pid, caller.peer.pidfd.try_clone()) {
             self.confine(number, pid, pidfd, is_forked);
         }
         let memory = self.changes.upgrades.iter().find_map(|upgrade| match &upgrade.purpose {
@@ -166,12 +166,16 @@ impl Supervisor {
                 self.nfs.get(&number).into_iter().for_each(Nf::kill);
             }
         }
-        // The others of its core go first.
-        if let Some(Err(error)) = pid.map(|pid| class::set(Path::new("/"), pid, Class::Idle)) {
-            debug!("a shadow has the class of its service: {error}");
-        }
-        self.nfs.get(&number).and_then(|nf| nf.held.pen.as_ref()).into_iter().for_each(Pen::weigh_least);
         Ok(())
+    }
+
+    /// Lets all others of its core go before a shadow, once it is ready.
+    fn let_others_go_first(&self, number: u16) {
+        let Some(nf) = self.nfs.get(&number) else { return };
+        if let Some(Err(error)) = nf.process.as_ref().map(|process| class::set(Path::new("/"), process.pid, Class::Idle)) {
+            debug!("{} has the class of its service: {error}", nf.name);
+        }
+        nf.held.pen.iter().for_each(Pen::weigh_least);
     }
 
     /// Takes the next step of the shadow at this place of the upgrades. Returns whether it has left
@@ -255,6 +259,7 @@ impl Supervisor {
         };
         let ShadowStage::Starts(parts) = &mut trial.stage else { return };
         let Some((memory, taps, readers)) = parts.take().map(|parts| *parts) else { return };
+        self.let_others_go_first(nf);
         match Shadowing::start(memory, readers) {
             Ok(thread) => trial.stage = ShadowStage::Watched(watch(thread)),
             Err(error) => return upgrade.trial.fails_for(format!("no thread can be made for it: {error}")),
