@@ -29,7 +29,7 @@ pub fn run(client: &mut Client, args: NfUpgrade, out: &mut dyn Write) -> anyhow:
                 Allowed::Percent(percent) => (0, percent),
             };
             let wanted = ShadowRequest { exec, args, seconds: lasts, allow, allow_percent, core };
-            (last_event(client)?, client.shadow(&service, &wanted)?, "copies of packets".into())
+            (last_event(client)?, client.shadow(&service, &wanted)?, String::from("copies of packets"))
         }
         Some(percent) => {
             let wanted = CanaryRequest { exec, args, percent, seconds: lasts, drops_percent: max_drops, burst_us: max_burst };

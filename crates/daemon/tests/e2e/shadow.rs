@@ -80,7 +80,7 @@ fn a_shadow_that_dies_is_reported_and_no_packet_is_lost() {
     // Nothing else may change the service meanwhile.
     let refused = daemon.client().upgrade("s", &Upgrade { exec: "sluice-nf-bridge".into(), args: None });
     assert!(refused.unwrap_err().to_string().contains("with copies of packets"));
-    signal(&find_nf(&daemon.stats(), &name), Signal::KILL);
+    signal(find_nf(&daemon.stats(), &name), Signal::KILL);
     let said = wait_for_event(&daemon, "failed: ");
     assert!(said.contains("ended while it got copies"), "{said}");
     let events = daemon.client().events().unwrap();
@@ -105,7 +105,7 @@ fn a_shadow_is_ended_by_request_and_with_the_instance_that_it_is_compared_with()
     assert!(daemon.client().abort_canary("s").unwrap_err().to_string().contains("no shadow"));
     let name = begun(&mut daemon, &request(&exec, 3_600));
     let of = daemon.client().shadow_report("s").unwrap().of;
-    signal(&find_nf(&daemon.stats(), &of), Signal::KILL);
+    signal(find_nf(&daemon.stats(), &of), Signal::KILL);
     wait_for_event(&daemon, "was started again meanwhile");
     daemon.wait("it has left", |s| s.nfs.iter().all(|nf| nf.name != name));
     settle(daemon, true);

@@ -136,6 +136,7 @@ fn copies_that_were_missed_are_counted_once() {
         bench.returns(entered);
     }
     assert_eq!(bench.work.turn().unwrap(), 8);
+    assert_eq!(bench.got().len(), 4);
     bench.work.finish();
     // Two that came in and two that went out were missed. The shadow keeps the other four.
     assert_eq!(bench.counts(), ShadowCounts { compared: 4, kept: 4, missed: 4, ..ShadowCounts::default() });
