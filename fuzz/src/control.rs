@@ -11,6 +11,7 @@ use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
+use sluice_api::shadow::{ShadowReport, ShadowRequest};
 use sluice_manager::capture::filter::PacketFilter;
 use sluice_manager::control::server::{Limits, Unconnected};
 use sluice_manager::control::{Backend, Pieces};
@@ -52,6 +53,15 @@ impl Backend for Nobody {
 
     fn canary(&self, _: &str, to: &CanaryRequest) -> Result<model::Upgraded, ApiError> {
         again(to);
+        nothing()
+    }
+
+    fn shadow(&self, _: &str, to: &ShadowRequest) -> Result<model::Upgraded, ApiError> {
+        again(to);
+        nothing()
+    }
+
+    fn shadow_report(&self, _: &str) -> Result<ShadowReport, ApiError> {
         nothing()
     }
 

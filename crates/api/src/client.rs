@@ -25,6 +25,7 @@ use super::model::{
     Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, WhyReply, WhyRequest,
 };
 use super::promise::{Placed, Promises};
+use super::shadow::{ShadowReport, ShadowRequest};
 use super::{ApiError, ErrorBody, ErrorKind};
 use crate::config;
 
@@ -247,7 +248,17 @@ impl Client {
         self.post(&format!("/v1/services/{}/canary", escaped(service)), to)
     }
 
-    /// Gives up the version that has a part of a service's new flows.
+    /// Gives another version of a service copies of packets. Returns when it gets them.
+    pub fn shadow(&mut self, service: &str, to: &ShadowRequest) -> Result<Upgraded, ClientError> {
+        self.post(&format!("/v1/services/{}/shadow", escaped(service)), to)
+    }
+
+    /// What the comparison of the present or last shadow of a service says.
+    pub fn shadow_report(&mut self, service: &str) -> Result<ShadowReport, ClientError> {
+        self.get(&format!("/v1/services/{}/shadow", escaped(service)))
+    }
+
+    /// Gives up the version of a service that has a part of its new flows, or copies.
     pub fn abort_canary(&mut self, service: &str) -> Result<(), ClientError> {
         let _: Done = self.ask(Method::DELETE, &format!("/v1/services/{}/canary", escaped(service)), Vec::new())?;
         Ok(())

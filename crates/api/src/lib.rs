@@ -23,6 +23,7 @@ pub mod nearest;
 pub mod parse;
 pub mod promise;
 pub mod protocol;
+pub mod shadow;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,7 @@
 //! The command line of `sluice`, with its help.
 
+mod upgrade;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,6 +12,8 @@ use sluice_api::{drops, nearest};
 use sluice_cli::lab::LabCommand;
 use sluice_cli::top::Top;
 use sluice_cli::usage::{Json, seconds, seconds_within};
+
+pub use upgrade::{Allowed, NfUpgrade};
 
 /// See and change what a running sluiced does, and check configurations before it does it.
 #[derive(Debug, Parser)]
@@ -334,7 +338,8 @@ Examples:
   sluice nf upgrade ids --exec /opt/nfs/ids-2
   sluice nf upgrade fw --exec ./firewall --args --rules /etc/sluice/rules
   sluice nf upgrade ids --exec ids-2 --canary 1% --for 60s   on a part of new flows first; a fault brings them back
-  sluice nf upgrade ids --abort                              end that
+  sluice nf upgrade ids --exec ids-2 --shadow --for 60s      on copies first, whose verdicts and bytes are compared
+  sluice nf upgrade ids --abort                              end one of these
 
 The new version is started beside the old one. When it is ready, each instance hands its place over: no packet is lost, and none
 overtakes another. In a pool new flows go to new members, and old ones leave with their flows. A version that does not work changes
@@ -344,39 +349,12 @@ nothing. It stays until the daemon ends or another configuration is applied: wri
 With --canary one instance of the new version gets that part of new flows. Its flows go back if it ends or breaks the rules, drops
 more than the old version by --max-drops, takes longer for bursts than --max-burst, gets too few packets to be compared, or if an SLO
 near it is violated meanwhile. Nothing is lost then, but for the packets in the ring of one that crashes. Else its version takes over
-after --for.")]
-    Upgrade(NfUpgrade),
-}
+after --for.
 
-#[derive(Debug, Args)]
-pub struct NfUpgrade {
-    /// The service
-    pub service: String,
-    /// Program of the new version: a path, or a name that is looked for beside sluiced, then in
-    /// PATH
-    #[arg(long, value_name = "PROGRAM", required_unless_present = "abort")]
-    pub exec: Option<PathBuf>,
-    /// Give it this part of new flows first, 1% to 50%
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
-    pub canary: Option<u32>,
-    /// How long, such as 60s, 5m or 1h
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "canary")]
-    pub lasts: u64,
-    /// By how many percent of its packets it may drop more than the old version
-    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = margin, requires = "canary")]
-    pub max_drops: f64,
-    /// Longest time for a burst in microseconds, which 99 of 100 must keep
-    #[arg(long, value_name = "US", value_parser = micros, requires = "canary")]
-    pub max_burst: Option<f64>,
-    /// Do not wait for the end of the canary
-    #[arg(long, requires = "canary")]
-    pub no_wait: bool,
-    /// End the canary of the service
-    #[arg(long, conflicts_with_all = ["exec", "canary", "args"])]
-    pub abort: bool,
-    /// All its arguments, to the end of the line; by default those of the old version
-    #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
-    pub args: Option<Vec<String>>,
+With --shadow it gets copies of the packets of one instance. What it returns goes nowhere: its verdicts, bytes and order are
+compared with those of that instance, and the first packets that differ are printed. Its version takes over after --for if no more
+packets differ than --allow says. It uses time that others of its core leave, unless --core gives it another one.")]
+    Upgrade(NfUpgrade),
 }
 
 #[derive(Debug, Subcommand)]
@@ -752,39 +730,9 @@ fn reason(text: &str) -> Result<String, String> {
     }
 }
 
-/// A part of new flows: `1%` or `1`.
-fn percent(text: &str) -> Result<u32, String> {
-    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|percent| (1..=50).contains(percent));
-    percent.ok_or_else(|| "write a whole number of percent, 1% to 50%".into())
-}
-
-/// By how much a canary may drop more, in percent.
-fn margin(text: &str) -> Result<f64, String> {
-    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-    percent.ok_or_else(|| "write a number of percent, 0 to 100".into())
-}
-
-/// A time in microseconds.
-fn micros(text: &str) -> Result<f64, String> {
-    let micros = text.parse().ok().filter(|micros: &f64| micros.is_finite() && *micros > 0.0);
-    micros.ok_or_else(|| "write a number of microseconds above 0".into())
-}
-
 /// How long a trace waits, in seconds.
 fn patience(text: &str) -> Result<f64, String> {
     seconds_within(text, sluice_api::model::MAX_TRACE_MS)
-}
-
-/// A time in whole seconds: `60s`, `5m`, `1h` or `60`.
-fn span(text: &str) -> Result<u64, String> {
-    let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
-        Some(at) => text.split_at(at),
-        None => (text, "s"),
-    };
-    let factor = [("s", 1u64), ("m", 60), ("h", 3_600)].into_iter().find(|(word, _)| *word == unit).map(|(_, factor)| factor);
-    let seconds = number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
-    let seconds = seconds.filter(|seconds| (1..=86_400).contains(seconds));
-    seconds.ok_or_else(|| "write a time from 1s to 24h, such as 60s, 5m or 1h".into())
 }
 
 fn kind(text: &str) -> Result<EventKind, String> {
@@ -842,6 +790,31 @@ mod tests {
             "--exec x --canary 1% --max-burst 0",
             "--exec x --canary 1% --max-burst inf",
             "--abort --exec x",
+        ] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_shadow_has_a_time_and_may_differ_a_little() {
+        let of = |words: &str| {
+            let cli = Cli::try_parse_from(format!("sluice nf upgrade ids --exec x {words}").split_whitespace())
+                .map_err(|e| e.to_string())?;
+            let Command::Nf(NfCommand::Upgrade(upgrade)) = cli.command else { panic!("{words}") };
+            Ok::<_, String>((upgrade.shadow, upgrade.lasts, upgrade.allow, upgrade.core))
+        };
+        assert_eq!(of("--shadow"), Ok((true, 60, Allowed::Packets(0), None)));
+        assert_eq!(of("--shadow --for 5m --allow 7 --core 3"), Ok((true, 300, Allowed::Packets(7), Some(3))));
+        assert_eq!(of("--shadow --allow 0.5% --no-wait"), Ok((true, 60, Allowed::Percent(0.5), None)));
+        for wrong in [
+            "--shadow --canary 1%",
+            "--shadow --max-drops 1",
+            "--shadow --allow 101%",
+            "--shadow --allow -1",
+            "--shadow --abort",
+            "--allow 7",
+            "--canary 1% --core 3",
+            "--no-wait",
         ] {
             assert!(of(wrong).is_err(), "{wrong}");
         }

@@ -6,19 +6,23 @@
 //! them out. The copy is made while the packet is in the thread's hands: before an NF gets it,
 //! after an NF has returned it. What does not fit in the buffer is missed, and counted.
 //!
+//! A capture that [follows](following) an NF has what the NF gets and returns, with frame, verdict
+//! and order: what it gets can be given to another one as well, and their answers compared.
+//!
 //! Limits: a packet's time is that of the thread's round. The filter is the reader's: it costs more
 //! than the copy of a short packet.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use sluice_api::drops::PortDrop;
 use sluice_shm::arena::Arena;
+use sluice_shm::descriptor::Descriptor;
 
 use crate::chain::{DropReason, Hop, Path};
 use crate::counter::Counter;
 use crate::decision::Refusal;
-use crate::frame::{InFrame, Packet};
+use crate::frame::InFrame;
 
 /// Where packets are captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -190,10 +194,25 @@ pub struct CaptureScope {
     pub each: Option<u32>,
     /// Most bytes that are copied of a packet.
     pub snap: u16,
+    /// Only packets that this NF gets, returns or loses, with their [`PacketOrigin`], whatever
+    /// `points` says. Its taps are those of [`following`].
+    pub follows: Option<u16>,
 }
 
 impl CaptureScope {
+    /// What an NF gets, returns and loses, whole.
+    pub fn of_nf(nf: u16) -> Self {
+        Self { chain: None, points: Vec::new(), every: 1, each: None, snap: u16::MAX, follows: Some(nf) }
+    }
+
     fn covers(&self, sight: &Sight<'_>) -> bool {
+        if let Some(nf) = self.follows {
+            return match sight.point {
+                Point::ToNf(number) | Point::FromNf(number) => number == nf,
+                Point::Dropped => sight.place == Some(DropPlace::Nf(nf)),
+                Point::Received(_) | Point::Sent(_) => false,
+            };
+        }
         self.chain.is_none_or(|own| sight.chain == Some(own)) && (self.points.is_empty() || self.points.contains(&sight.point))
     }
 }
@@ -203,8 +222,8 @@ impl CaptureScope {
 #[repr(align(64))]
 struct Cursor(AtomicU64);
 
-/// What was copied and not read yet, as words. A record is three words, the NFs of the path (four
-/// in a word), and the bytes of the packet.
+/// What was copied and not read yet, as words. A record is three words, two of its [`PacketOrigin`]
+/// if the capture follows an NF, the NFs of the path (four in a word), and the bytes of the packet.
 ///
 /// One thread writes and one reads. Both cursors count words since the start, and a record is
 /// visible once the cursor of the writer has passed it. A record that begins before the end of the
@@ -219,10 +238,14 @@ struct Buffer {
     missed: Counter,
 }
 
-/// Words of a record before its path and its bytes.
+/// Words of a record before its origin, its path and its bytes.
 const HEAD: u64 = 3;
+/// Words of an origin.
+const ORIGIN: u64 = 2;
+/// Bit in the kind of a point: the record has an origin.
+const HAS_ORIGIN: u8 = 0x80;
 /// Most words of a record.
-const MOST: u64 = HEAD + words_of(u8::MAX as usize, u16::MAX as usize);
+const MOST: u64 = HEAD + ORIGIN + words_of(u8::MAX as usize, u16::MAX as usize);
 /// Stands for "no chain".
 const NO_CHAIN: u16 = u16::MAX;
 
@@ -299,7 +322,42 @@ pub struct Tap {
     missed: u32,
     /// What has been copied, if that is bounded.
     counts: Option<SightCounts>,
+    /// Of a capture that follows an NF: the order of the next copy, which its taps share.
+    order: Option<Arc<AtomicU32>>,
     scratch: Box<[u8]>,
+}
+
+/// A packet of an NF that is followed, besides its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PacketOrigin {
+    /// Number of its copy among those of all threads, modulo 2³². The packets that an NF gets have
+    /// smaller numbers than the same packets when it has returned them; none is left out, since
+    /// packets that are missed have none.
+    pub order: u32,
+    /// Its descriptor as the NF got it or returned it.
+    pub descriptor: Descriptor,
+}
+
+impl PacketOrigin {
+    /// As two words. The length is that of the record, and the chain too.
+    fn words(self) -> [u64; ORIGIN as usize] {
+        let Descriptor { frame, offset, verdict, flags, arg, ingress, .. } = self.descriptor;
+        let place = u64::from(self.order) | u64::from(offset) << 32 | u64::from(ingress) << 48;
+        [place, u64::from(frame) | u64::from(arg) << 32 | u64::from(verdict) << 48 | u64::from(flags) << 56]
+    }
+
+    fn from_words([a, b]: [u64; ORIGIN as usize], len: u16, chain: u16) -> Self {
+        let (offset, ingress) = ((a >> 32) as u16, (a >> 48) as u16);
+        let (frame, arg, verdict, flags) = (b as u32, (b >> 32) as u16, (b >> 48) as u8, (b >> 56) as u8);
+        Self { order: a as u32, descriptor: Descriptor { frame, offset, len, chain, verdict, flags, arg, ingress } }
+    }
+}
+
+/// The taps of a capture that follows an NF, one for each of `threads`, with their readers.
+pub fn following(request: &Arc<CaptureScope>, words: usize, threads: usize) -> Vec<(Tap, CaptureReader)> {
+    let order = Arc::new(AtomicU32::new(0));
+    let with_order = |(tap, reader)| (Tap { order: Some(order.clone()), ..tap }, reader);
+    (0..threads).map(|_| with_order(pair(request, words))).collect()
 }
 
 /// A tap, and the reader of what it copies. The buffer has `words` words of eight bytes, rounded up
@@ -317,14 +375,15 @@ pub fn pair(request: &Arc<CaptureScope>, words: usize) -> (Tap, CaptureReader) {
     // Whole words.
     let scratch = vec![0; usize::from(request.snap).next_multiple_of(8)].into();
     let (request, counts) = (request.clone(), request.each.map(SightCounts::new));
-    let tap = Tap { request, buffer: buffer.clone(), written: 0, read: 0, skip: 0, missed: 0, counts, scratch };
+    let tap = Tap { request, buffer: buffer.clone(), written: 0, read: 0, skip: 0, missed: 0, counts, order: None, scratch };
     (tap, CaptureReader { buffer, read: 0, written: 0 })
 }
 
 impl Tap {
     /// Whether it copies packets that are dropped.
     pub(crate) fn shows_drops(&self) -> bool {
-        self.request.points.is_empty() || self.request.points.contains(&Point::Dropped)
+        // Of an NF that is followed they are inside, and not at the entry.
+        self.request.follows.is_none() && (self.request.points.is_empty() || self.request.points.contains(&Point::Dropped))
     }
 
     /// Whether it belongs to this capture.
@@ -339,11 +398,12 @@ impl Tap {
         }
         for packet in packets {
             if let Some(slot) = self.takes(sight) {
-                let Packet { frame, offset, len } = packet.packet();
+                let descriptor = packet.descriptor();
+                let Descriptor { frame, offset, len, .. } = descriptor;
                 // An NF may have returned it with any offset and length.
                 let len = if arena.geometry().contains(frame, offset, len) { len } else { 0 };
                 // It lies in its frame, as was checked.
-                self.copy(at_ns, sight, slot, len, len.into(), |bytes| {
+                self.copy(at_ns, sight, (slot, descriptor), len, len.into(), |bytes| {
                     arena.read(frame, offset, bytes);
                 });
             }
@@ -358,7 +418,7 @@ impl Tap {
         if self.request.covers(sight)
             && let Some(slot) = self.takes(sight)
         {
-            self.copy(at_ns, sight, slot, len, bytes.len(), |to| to.copy_from_slice(&bytes[..to.len()]));
+            self.copy(at_ns, sight, (slot, Descriptor::default()), len, bytes.len(), |to| to.copy_from_slice(&bytes[..to.len()]));
             // Release: as above.
             self.buffer.written.0.store(self.written, Ordering::Release);
         }
@@ -375,10 +435,19 @@ impl Tap {
     }
 
     /// Copies a packet of `len` bytes, of which `have` can be read, and counts it in a slot.
-    fn copy(&mut self, at_ns: u64, sight: &Sight<'_>, slot: usize, len: u16, have: usize, read: impl FnOnce(&mut [u8])) {
+    fn copy(
+        &mut self,
+        at_ns: u64,
+        sight: &Sight<'_>,
+        (slot, descriptor): (usize, Descriptor),
+        len: u16,
+        have: usize,
+        read: impl FnOnce(&mut [u8]),
+    ) {
         let caught = have.min(len.min(self.request.snap).into());
         let hops = sight.hops.len().min(usize::from(u8::MAX));
-        let words = HEAD + words_of(hops, caught);
+        let of_origin = if self.order.is_some() { ORIGIN } else { 0 };
+        let words = HEAD + of_origin + words_of(hops, caught);
         if !self.has_room(words) {
             self.missed = self.missed.saturating_add(1);
             self.buffer.missed.add(1);
@@ -392,7 +461,18 @@ impl Tap {
         // Relaxed, here and below: the cursor publishes them.
         let put = |to: &AtomicU64, word: u64| to.store(word, Ordering::Relaxed);
         let (head, rest) = self.buffer.record(self.written, words).split_at(HEAD as usize);
+        let (origin, rest) = rest.split_at(of_origin as usize);
         let (path, content) = rest.split_at(hops.div_ceil(4));
+        let kind = match &self.order {
+            Some(order) => {
+                // Relaxed: what an NF returns was copied before for it, and the rings between order
+                // the two.
+                let words = PacketOrigin { order: order.fetch_add(1, Ordering::Relaxed), descriptor }.words();
+                origin.iter().zip(words).for_each(|(to, word)| put(to, word));
+                kind | HAS_ORIGIN
+            }
+            None => kind,
+        };
         put(&head[0], at_ns);
         let place = u64::from(number) << 32 | u64::from(kind) << 48 | u64::from(why) << 56;
         put(&head[1], u64::from(len) | (caught as u64) << 16 | place);
@@ -446,12 +526,14 @@ pub struct CapturedPacket {
     pub len: u16,
     /// Its first bytes.
     pub bytes: Vec<u8>,
+    /// What else is known of it if the capture follows an NF.
+    pub origin: Option<PacketOrigin>,
 }
 
 impl Default for CapturedPacket {
     fn default() -> Self {
         let sighting = Sighting { point: Point::Dropped, why: None, place: None, chain: None, path: Vec::new() };
-        Self { at_ns: 0, sighting, missed: 0, len: 0, bytes: Vec::new() }
+        Self { at_ns: 0, sighting, missed: 0, len: 0, bytes: Vec::new(), origin: None }
     }
 }
 
@@ -475,12 +557,21 @@ impl CaptureReader {
         (self.read < self.written).then(|| self.buffer.record(self.read, 1)[0].load(Ordering::Relaxed))
     }
 
+    /// The order of the next packet, if there is one and the capture follows an NF.
+    pub fn next_order(&mut self) -> Option<u32> {
+        self.next_ns()?;
+        let words = self.buffer.record(self.read, HEAD + 1);
+        let has_origin = (words[1].load(Ordering::Relaxed) >> 48) as u8 & HAS_ORIGIN != 0;
+        has_origin.then(|| words[HEAD as usize].load(Ordering::Relaxed) as u32)
+    }
+
     /// Takes the next packet. False if there is none.
     pub fn take(&mut self, record: &mut CapturedPacket) -> bool {
         let Some(at_ns) = self.next_ns() else { return false };
         let head = self.buffer.record(self.read, HEAD);
         let (second, third) = (head[1].load(Ordering::Relaxed), head[2].load(Ordering::Relaxed));
-        let (point, place) = Point::from_bits((second >> 48) as u8, (second >> 32) as u16);
+        let kind = (second >> 48) as u8;
+        let (point, place) = Point::from_bits(kind & !HAS_ORIGIN, (second >> 32) as u16);
         record.at_ns = at_ns;
         record.len = second as u16;
         record.missed = third as u32;
@@ -489,8 +580,14 @@ impl CaptureReader {
         record.sighting.why = LossReason::from_code((second >> 56) as u8);
         record.sighting.chain = (chain != NO_CHAIN).then_some(chain);
         let (hops, caught) = (usize::from((third >> 48) as u8), usize::from((second >> 16) as u16));
-        let words = HEAD + words_of(hops, caught);
-        let (path, content) = self.buffer.record(self.read, words)[HEAD as usize..].split_at(hops.div_ceil(4));
+        let of_origin = if kind & HAS_ORIGIN == 0 { 0 } else { ORIGIN };
+        let words = HEAD + of_origin + words_of(hops, caught);
+        let (origin, rest) = self.buffer.record(self.read, words)[HEAD as usize..].split_at(of_origin as usize);
+        let (path, content) = rest.split_at(hops.div_ceil(4));
+        record.origin = match origin {
+            [a, b] => Some(PacketOrigin::from_words([a, b].map(|word| word.load(Ordering::Relaxed)), record.len, chain)),
+            _ => None,
+        };
         record.sighting.path.clear();
         for word in path {
             let word = word.load(Ordering::Relaxed);
@@ -520,6 +617,7 @@ mod tests {
     use sluice_shm::arena::{Geometry, HEADROOM};
 
     use super::*;
+    use crate::frame::Packet;
 
     const STRIDE: u32 = 2240;
 
@@ -535,7 +633,7 @@ mod tests {
     }
 
     fn request(snap: u16) -> CaptureScope {
-        CaptureScope { chain: None, points: Vec::new(), every: 1, each: None, snap }
+        CaptureScope { chain: None, points: Vec::new(), every: 1, each: None, snap, follows: None }
     }
 
     fn taken(reader: &mut CaptureReader) -> Vec<CapturedPacket> {
@@ -580,7 +678,8 @@ mod tests {
             let path = hops.iter().map(|hop| hop.nf).collect();
             let sighting = Sighting { point: Point::FromNf(len), why, place: None, chain: sight.chain, path };
             let bytes = bytes[..bytes.len().min(100)].to_vec();
-            assert_eq!(taken(&mut reader), [CapturedPacket { at_ns: 1 << 40 | u64::from(len), sighting, missed: 0, len, bytes }]);
+            let at_ns = 1 << 40 | u64::from(len);
+            assert_eq!(taken(&mut reader), [CapturedPacket { at_ns, sighting, missed: 0, len, bytes, origin: None }]);
         }
         assert_eq!(reader.missed(), 0);
     }
@@ -676,6 +775,51 @@ mod tests {
         tap.show(&arena, 0, &at(Point::Dropped), &[lost]);
         let lengths: Vec<(u16, usize)> = taken(&mut reader).iter().map(|record| (record.len, record.bytes.len())).collect();
         assert_eq!(lengths, [(0, 0); 3]);
+    }
+
+    #[test]
+    fn what_an_nf_gets_returns_and_loses_has_its_descriptor_and_its_order_over_all_threads() {
+        let arena = arena();
+        let (packet, bytes) = packet(&arena, 9, 77);
+        let hops = [Hop { nf: 4, last_visit: true, reverse: false }];
+        let sight = |point| Sight { ingress: Some(6), chain: Some(3), hops: &hops, ..at(point) };
+        let mut taps = following(&Arc::new(CaptureScope::of_nf(4)), 1024, 2);
+        let given = Descriptor { frame: 9, offset: packet.offset, len: 77, chain: 3, verdict: 0, flags: 2, arg: 0, ingress: 6 };
+        let returned = Descriptor { verdict: 2, arg: 0xabcd, flags: 0, ..given };
+        taps[0].0.show(&arena, 7, &sight(Point::ToNf(4)), &[given]);
+        taps[1].0.show(&arena, 5, &sight(Point::FromNf(4)), &[returned]);
+        let lost = Sight { why: Some(DropReason::Verdict.into()), place: Some(DropPlace::Nf(4)), ..sight(Point::Dropped) };
+        taps[1].0.show(&arena, 6, &lost, &[packet]);
+        // Not its own.
+        let others = Sight { place: Some(DropPlace::Nf(5)), ..lost };
+        for sight in [sight(Point::ToNf(5)), sight(Point::FromNf(3)), sight(Point::Received(4)), sight(Point::Sent(4)), others] {
+            taps[0].0.show(&arena, 8, &sight, &[given]);
+        }
+        assert!(!taps[0].0.shows_drops());
+        assert_eq!(taps[0].1.next_order(), Some(0));
+        assert_eq!(taps[1].1.next_order(), Some(1));
+        let got = taken(&mut taps[0].1);
+        assert_eq!((got.len(), &got[0].bytes, got[0].origin), (1, &bytes, Some(PacketOrigin { order: 0, descriptor: given })));
+        assert_eq!(got[0].sighting.path, [4]);
+        let got = taken(&mut taps[1].1);
+        assert_eq!((got.len(), got[0].origin), (2, Some(PacketOrigin { order: 1, descriptor: returned })));
+        let dropped = Descriptor { verdict: 0, arg: 0, ingress: 0, ..returned };
+        assert_eq!((got[1].origin, &got[1].bytes), (Some(PacketOrigin { order: 2, descriptor: dropped }), &bytes));
+        assert_eq!(got[1].sighting.why, Some(DropReason::Verdict.into()));
+    }
+
+    #[test]
+    fn what_is_missed_has_no_order() {
+        let arena = arena();
+        let (packet, _) = packet(&arena, 0, 64);
+        let mut taps = following(&Arc::new(CaptureScope::of_nf(1)), 64, 1);
+        let (tap, reader) = &mut taps[0];
+        // Thirteen words each, of 64.
+        tap.show(&arena, 1, &at(Point::ToNf(1)), &[packet; 9]);
+        assert_eq!((taken(reader).len(), reader.missed()), (4, 5));
+        tap.show(&arena, 1, &at(Point::ToNf(1)), &[packet]);
+        let next = taken(reader);
+        assert_eq!((next[0].missed, next[0].origin.unwrap().order), (5, 4));
     }
 
     #[test]

@@ -502,6 +502,11 @@ pub enum CopyPlace {
 pub trait InFrame {
     /// Where the packet lies.
     fn packet(&self) -> Packet;
+    /// The same, with all else that is known of it.
+    fn descriptor(&self) -> Descriptor {
+        let Packet { frame, offset, len } = self.packet();
+        Descriptor { frame, offset, len, ..Descriptor::default() }
+    }
     /// Records that it lies in another frame now, at the same offset.
     fn move_to(&mut self, frame: u32);
 }
@@ -522,6 +527,11 @@ impl InFrame for Descriptor {
     #[inline(always)]
     fn packet(&self) -> Packet {
         Packet { frame: self.frame, offset: self.offset, len: self.len }
+    }
+
+    #[inline(always)]
+    fn descriptor(&self) -> Descriptor {
+        *self
     }
 
     #[inline(always)]

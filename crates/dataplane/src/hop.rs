@@ -162,7 +162,7 @@ impl Plane {
             _ => Sent::Goes,
         };
         if sent == Sent::Goes && verdict.is_some_and(|verdict| verdict != Verdict::Drop) {
-            self.show_back(path, hop, &[clean]);
+            self.show_back(path, hop, &[Descriptor { verdict: descriptor.verdict, arg: descriptor.arg, ..clean }]);
         }
         match verdict {
             Some(Verdict::Next) => {

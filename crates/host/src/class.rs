@@ -7,9 +7,9 @@
 //!
 //! # Terms
 //! The *class* is the kernel's scheduling policy: *other* (the default, fair), *batch* (fair, never
-//! preempts on wake-up), *rr* (real-time: runs before all fair ones; round robin within a priority,
-//! 1 to 99). The *slice* is the time after which the next process of class rr and the same priority
-//! runs: one setting for the whole host, in milliseconds.
+//! preempts on wake-up), *idle* (fair, with next to no weight), *rr* (real-time: runs before all
+//! fair ones; round robin within a priority, 1 to 99). The *slice* is the time after which the next
+//! process of class rr and the same priority runs: one setting for the whole host, in milliseconds.
 //!
 //! # Approach
 //! - A class belongs to a thread, so [`set`] goes through the threads of a process until all have
@@ -24,7 +24,7 @@
 //!
 //! # Limits
 //! Processes are named by pid: call this only for an uncollected one that is held by a pidfd.
-//! Classes that the manager never sets (deadline, fifo, idle) are restored, but not named. A child
+//! Classes that the manager never sets (deadline, fifo) are restored, but not named. A child
 //! that a process starts while [`set`] runs may keep the former class. If two managers on one host
 //! set different slices, the later one applies.
 //!
@@ -99,6 +99,8 @@ pub enum Class {
     Other,
     /// Fair, but does not preempt on wake-up.
     Batch,
+    /// Fair, with next to no weight: all others of the core go first.
+    Idle,
     /// Real-time round robin, with a priority from 1 to 99.
     Rr(u8),
 }
@@ -108,6 +110,7 @@ impl std::fmt::Display for Class {
         match self {
             Self::Other => f.write_str("other"),
             Self::Batch => f.write_str("batch"),
+            Self::Idle => f.write_str("idle"),
             Self::Rr(priority) => write!(f, "rr (priority {priority})"),
         }
     }
@@ -145,6 +148,7 @@ impl Policy {
         match self.number & !libc::SCHED_RESET_ON_FORK {
             libc::SCHED_OTHER => Some(Class::Other),
             libc::SCHED_BATCH => Some(Class::Batch),
+            libc::SCHED_IDLE => Some(Class::Idle),
             libc::SCHED_RR => self.priority.try_into().ok().map(Class::Rr),
             _ => None,
         }
@@ -158,6 +162,7 @@ impl Policy {
         let (number, priority) = match class {
             Class::Other => (libc::SCHED_OTHER, 0),
             Class::Batch => (libc::SCHED_BATCH, 0),
+            Class::Idle => (libc::SCHED_IDLE, 0),
             Class::Rr(priority) => (libc::SCHED_RR | flag, priority.into()),
         };
         // Clearing the flag needs a capability.

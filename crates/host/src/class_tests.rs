@@ -79,10 +79,13 @@ fn a_process_is_given_each_class_and_its_own_back() {
         former.restore().unwrap();
         assert_eq!(sleeper.classes(), [Some(Class::Other)]);
     }
+    // The last one: to leave it needs a capability.
+    set(slash(), sleeper.pid(), Class::Idle).unwrap();
+    assert_eq!(sleeper.classes(), [Some(Class::Idle)]);
 }
 
 #[test]
-fn a_class_that_nobody_is_given_and_the_flag_for_children_survive() {
+fn the_idle_class_and_the_flag_for_children_survive() {
     // Leaving the idle class needs the same capability.
     if !may_rr() {
         return;
@@ -91,7 +94,7 @@ fn a_class_that_nobody_is_given_and_the_flag_for_children_survive() {
     let pid = sleeper.pid().as_raw_nonzero().get();
     let idle = Policy { number: libc::SCHED_IDLE | libc::SCHED_RESET_ON_FORK, priority: 0 };
     idle.give(pid).unwrap();
-    assert_eq!(sleeper.classes(), [None]);
+    assert_eq!(sleeper.classes(), [Some(Class::Idle)]);
     let former = set(slash(), sleeper.pid(), Class::Batch).unwrap();
     assert_eq!(sleeper.classes(), [Some(Class::Batch)]);
     assert_eq!(Policy::of(pid), Ok(Policy { number: libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK, priority: 0 }));

@@ -437,7 +437,7 @@ fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
 
 /// Captures one packet of each kind that is dropped from now on.
 fn capture_drops(plane: &DataPlane) -> CaptureReader {
-    let scope = CaptureScope { chain: None, points: vec![Point::Dropped], every: 1, each: Some(1), snap: 100 };
+    let scope = CaptureScope { chain: None, points: vec![Point::Dropped], every: 1, each: Some(1), snap: 100, follows: None };
     let (tap, reader) = pair(&Arc::new(scope), 1 << 14);
     plane.send(0, move |worker| worker.capture(tap));
     plane.meet().unwrap();

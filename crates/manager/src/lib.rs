@@ -19,6 +19,8 @@ pub mod capture;
 
 mod flows;
 
+mod shadow;
+
 mod threads;
 
 pub mod nf;

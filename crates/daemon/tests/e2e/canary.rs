@@ -7,7 +7,7 @@ use sluice_api::model::{Event, EventKind, Nf, NfState, Stats};
 use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, find_port, open_folder, port, service, signal};
 
 /// Flows that end, so that there are always new ones, through two instances of a service.
-fn busy() -> String {
+pub fn busy() -> String {
     port("steady", "gen", "rate = 30000\nflows = 64\nflow_packets = 20\noverload = \"wait\"")
         + &port("all", "sink", "")
         + &service("s", "sluice-nf-bridge", "instances = 2")
@@ -20,13 +20,13 @@ fn request(exec: &str, args: &[&str], seconds: u64) -> CanaryRequest {
 }
 
 /// A copy of the bridge: another version of it.
-fn version(folder: &std::path::Path) -> String {
+pub fn version(folder: &std::path::Path) -> String {
     crate::support::open_nf(folder, "sluice-nf-bridge")
 }
 
 /// Waits for an event about the service that says this, and returns its text.
 #[track_caller]
-fn wait_for_event(daemon: &Daemon, words: &str) -> String {
+pub fn wait_for_event(daemon: &Daemon, words: &str) -> String {
     let is_it = |event: &Event| event.event == EventKind::Upgrade && event.text.as_ref().is_some_and(|text| text.contains(words));
     let until = std::time::Instant::now() + PATIENCE;
     loop {
@@ -41,12 +41,12 @@ fn wait_for_event(daemon: &Daemon, words: &str) -> String {
 }
 
 /// The instances of the service, with their processes.
-fn instances(stats: &Stats) -> Vec<(String, Option<u32>)> {
+pub fn instances(stats: &Stats) -> Vec<(String, Option<u32>)> {
     stats.nfs.iter().filter(|nf| nf.state == NfState::Running).map(|nf| (nf.name.clone(), nf.pid)).collect()
 }
 
 /// Checks that each packet that entered has left, but for these that an NF or its death has taken.
-fn settle(mut daemon: Daemon, may_lose: bool) {
+pub fn settle(mut daemon: Daemon, may_lose: bool) {
     daemon.client().remove_rule("steady").unwrap();
     let stats = daemon.wait("its packets have left", |s| {
         let (entered, gone) = (find_chain(s, "steady").entry_packets, find_chain(s, "steady").drops.values().sum::<u64>());

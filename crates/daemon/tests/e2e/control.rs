@@ -16,6 +16,7 @@ use sluice_api::config;
 use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
 use sluice_api::model::*;
 use sluice_api::promise::{Buffers, Placed, Promise, Promises};
+use sluice_api::shadow::{DifferenceKind, ShadowCounts, ShadowDifference, ShadowReport, ShadowRequest};
 use sluice_api::{ApiError, ErrorKind};
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
 use sluice_manager::control::{Backend, Pieces};
@@ -169,6 +170,36 @@ impl Backend for Mock {
         let number = state.events.len() as u64 + 1;
         state.events.push(Event { number, event: EventKind::Upgrade, subject, text, count: 1, ..Event::default() });
         Ok(Upgraded { instances: vec!["fw.8".into()], ..upgraded })
+    }
+
+    fn shadow(&self, service: &str, to: &ShadowRequest) -> Result<Upgraded, ApiError> {
+        let to = CanaryRequest {
+            exec: to.exec.clone(),
+            args: to.args.clone(),
+            percent: 1,
+            seconds: to.seconds,
+            drops_percent: 0.0,
+            burst_us: None,
+        };
+        self.canary(service, &to)
+    }
+
+    fn shadow_report(&self, _: &str) -> Result<ShadowReport, ApiError> {
+        let difference = ShadowDifference {
+            number: 5,
+            kind: DifferenceKind::Bytes,
+            packet: "0011".into(),
+            old: "next".into(),
+            new: "next".into(),
+            old_bytes: "0011".into(),
+            new_bytes: "00ff".into(),
+        };
+        Ok(ShadowReport {
+            of: "fw.0".into(),
+            counts: ShadowCounts { compared: 200, equal: 199, bytes: 1, missed: 3, ..ShadowCounts::default() },
+            differences: vec![difference],
+            ..ShadowReport::default()
+        })
     }
 
     fn abort_canary(&self, service: &str) -> Result<(), ApiError> {
@@ -732,6 +763,10 @@ fn things_are_added_and_removed() {
     assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--exec", "/bin/true"]).contains("it is no NF"));
     let canary = "canary fw.8 gets 1 % of new flows for 60 s; `sluice nf upgrade fw --abort` ends it\nupgraded to /opt/fw2: fw.9\n";
     assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--canary", "1%", "--for", "60s"]), canary);
+    let shadow = "shadow fw.8 gets copies of packets for 60 s; `sluice nf upgrade fw --abort` ends it\n\
+                  200 packets compared: 199 equal, 1 different (verdict 0, bytes 1, order 0, kept 0); 3 missed\n\
+                  packet 5 of fw.0: bytes, from byte 1\n  got  0011\n  old  next 0011\n  new  next 00ff\nupgraded to /opt/fw2: fw.9\n";
+    assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--shadow", "--allow", "1"]), shadow);
     assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--abort"]).contains("no canary is named"));
     assert_eq!(
         daemon.ok(&["port", "add", "load", "gen", "size=60", "rate=1e6", "--overload", "wait"]),

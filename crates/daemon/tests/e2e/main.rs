@@ -53,6 +53,7 @@ mod replay;
 mod requests;
 mod revise;
 mod scheduling;
+mod shadow;
 mod shards;
 #[path = "../../../host/src/skip.rs"]
 mod skip;

@@ -325,6 +325,12 @@ impl Pen {
         self.weighed.take()
     }
 
+    /// Gives it the least CPU weight that there is, if weights are set here.
+    pub fn weigh_least(&self) {
+        // It is of class idle as well, so a folder that is gone is no loss.
+        let _ = self.weighed.as_ref().map(|weighed| weighed.set_weight(0.0));
+    }
+
     /// A handle that moves processes from another thread.
     pub fn gatherer(&self) -> Gatherer {
         let pids = self.pids.as_ref().filter(|_| self.unified.is_some());

@@ -53,7 +53,7 @@ fn on(point: Point) -> Sight<'static> {
 
 impl Rig {
     fn new(points: Vec<Point>, words: usize, limits: CaptureLimits) -> Self {
-        let request = Arc::new(CaptureScope { chain: None, points, every: 1, each: None, snap: 100 });
+        let request = Arc::new(CaptureScope { chain: None, points, every: 1, each: None, snap: 100, follows: None });
         let (taps, readers) = (0..2).map(|_| pair(&request, words)).unzip();
         let played = Arc::new(Mutex::new(Played { names: Some(names()), ends: 0 }));
         let mut stream = Stream::new(Supervisor(played.clone()), request, readers, limits, names());

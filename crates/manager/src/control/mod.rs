@@ -21,6 +21,7 @@ pub mod totals;
 
 use sluice_slo::assignment::Assignment;
 
+use sluice_api::shadow::{ShadowReport, ShadowRequest};
 use sluice_api::{ApiError, change, config, model, promise};
 
 /// A stream of bytes in pieces. Each is waited for, a moment at most: then an empty one comes.
@@ -62,7 +63,14 @@ pub trait Backend: Send + Sync {
     /// version then takes over, or is given up, by itself.
     fn canary(&self, service: &str, to: &change::CanaryRequest) -> Result<model::Upgraded, ApiError>;
 
-    /// Gives up the version that has a part of a service's new flows.
+    /// Gives another version of a service copies of packets, and compares what it does with them.
+    /// Returns when it gets them; the version then takes over, or is given up, by itself.
+    fn shadow(&self, service: &str, to: &ShadowRequest) -> Result<model::Upgraded, ApiError>;
+
+    /// What the comparison of the present or last shadow of a service says.
+    fn shadow_report(&self, service: &str) -> Result<ShadowReport, ApiError>;
+
+    /// Gives up the version of a service that has a part of its new flows, or copies.
     fn abort_canary(&self, service: &str) -> Result<(), ApiError>;
 
     /// Replaces an instance by one on another core while packets flow: none is lost or overtakes

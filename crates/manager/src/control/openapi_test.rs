@@ -8,6 +8,7 @@ use super::super::{model, promise};
 use super::*;
 use sluice_api::change;
 use sluice_api::health::{Death, Health, Problem};
+use sluice_api::shadow::{ShadowCounts, ShadowDifference};
 
 fn document() -> Value {
     serde_json::from_str(&OPENAPI).expect("the document is JSON")
@@ -115,6 +116,10 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Service", through::<model::Service>),
     ("ServiceConfig", through::<config::Service>),
     ("SetKeys", through::<SetKeys>),
+    ("ShadowCounts", through::<ShadowCounts>),
+    ("ShadowDifference", through::<ShadowDifference>),
+    ("ShadowReport", through::<ShadowReport>),
+    ("ShadowRequest", through::<ShadowRequest>),
     ("Stats", through::<model::Stats>),
     ("Status", through::<model::Status>),
     ("Thread", through::<model::Thread>),
@@ -173,6 +178,7 @@ fn examples_go_through_the_types_unchanged_and_name_every_field() {
             "MoveNf",
             "CanaryRequest",
             "SetKeys",
+            "ShadowRequest",
             "Undo",
             "Upgrade",
             "Assignment",

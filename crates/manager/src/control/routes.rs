@@ -26,6 +26,7 @@ use sluice_api::model::{
     self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest,
     Upgrade, WhyRequest,
 };
+use sluice_api::shadow::{ShadowReport, ShadowRequest};
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};
 
@@ -133,10 +134,21 @@ macro_rules! addition {
 }
 
 fn routes() -> Vec<Route> {
-    [questions(), of_nfs(), of_services(), of_packets(), of_sights(), of_timelines(), of_the_whole(), of_placement()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        questions(),
+        of_nfs(),
+        of_services(),
+        of_versions(),
+        of_shadows(),
+        of_packets(),
+        of_sights(),
+        of_timelines(),
+        of_the_whole(),
+        of_placement(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Routes that change nothing.
@@ -228,6 +240,12 @@ fn of_services() -> Vec<Route> {
             b.add_service(one)
         }),
         removal!("/v1/services/{name}", "removeService", "Remove a service that no chain has", remove_service),
+    ]
+}
+
+/// Routes that change the version of a service's program.
+fn of_versions() -> Vec<Route> {
+    vec![
         route(
             post(
                 "/v1/services/{name}/upgrade",
@@ -258,7 +276,42 @@ fn of_services() -> Vec<Route> {
                 cx.call(move |b| b.canary(&name, &to)).await
             },
         ),
-        removal!("/v1/services/{name}/canary", "abortCanary", "Give up a version that has a part of new flows", abort_canary),
+        removal!(
+            "/v1/services/{name}/canary",
+            "abortCanary",
+            "Give up the version of a service that has a part of new flows, or copies",
+            abort_canary
+        ),
+    ]
+}
+
+/// Routes of a version that gets copies.
+fn of_shadows() -> Vec<Route> {
+    vec![
+        route(
+            post(
+                "/v1/services/{name}/shadow",
+                "shadowService",
+                "Give another version of a service's program copies of an instance's packets for a time, and compare verdicts, bytes and \
+                 order with those of the instance. Nothing that it returns goes anywhere. If no more packets differ than may, it takes over \
+                 then, as in an upgrade. The answer comes when it gets copies, and the end is an event",
+            )
+            .takes::<ShadowRequest>()
+            .answers::<model::Upgraded>(200)
+            .refuses(&[NotFound, Conflict]),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
+                let to: ShadowRequest = cx.body(request).await?;
+                cx.call(move |b| b.shadow(&name, &to)).await
+            },
+        ),
+        route(
+            get("/v1/services/{name}/shadow", "getShadow", "What was compared of the present or last shadow of a service")
+                .answers::<ShadowReport>(200)
+                .refuses(&[NotFound]),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
+                cx.call(move |b| b.shadow_report(&name)).await
+            },
+        ),
     ]
 }
 

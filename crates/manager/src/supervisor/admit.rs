@@ -41,7 +41,7 @@ fn may_come(nf: &Nf) -> Result<(), String> {
             service.map_or(&*nf.name, |(service, _)| service)
         ));
     }
-    if nf.handle.is_some() || !matches!(nf.life().state(), State::Starting | State::Expected) {
+    if nf.handle.is_some() || nf.held.connection.is_some() || !matches!(nf.life().state(), State::Starting | State::Expected) {
         return Err(format!("{} is {} already; an NF has one process", nf.name, nf.life().state()));
     }
     Ok(())
@@ -193,6 +193,9 @@ impl Supervisor {
 
     /// Gives an NF its memory and admits it.
     fn welcome(&mut self, number: u16, caller: attach::Caller) -> Result<(), SupervisorError> {
+        if self.is_shadow(number) {
+            return self.welcome_shadow(number, caller);
+        }
         let nf = self.nfs.get(&number).expect("the caller found it");
         let service = self.service_of(nf).expect("an NF has a service");
         let (comes, is_forked) = (service.config.attach, nf.held.pen.is_none());
@@ -274,7 +277,7 @@ impl Supervisor {
     }
 
     /// Completes the admission of an NF that knows its memory.
-    fn was_let_in(&mut self, number: u16, attached: attach::Attached) {
+    pub(super) fn was_let_in(&mut self, number: u16, attached: attach::Attached) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let (pid, name, core) = (attached.peer.pid, nf.name.clone(), nf.core);
         let mut came = None;

@@ -20,6 +20,7 @@ use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
+use sluice_api::shadow::{ShadowReport, ShadowRequest};
 use sluice_api::{ApiError, ErrorKind};
 use sluice_dataplane::trace::{TraceEvent, TraceHead, TraceRequest, TraceWhat};
 
@@ -334,6 +335,15 @@ impl Backend for Remote {
         let (service, to) = (service.to_string(), to.clone());
         let told = self.change(move |s| s.begin_canary(&service, to))?;
         outcome(&told, "the new version takes long until it is ready")
+    }
+
+    fn shadow(&self, service: &str, to: &ShadowRequest) -> Result<api::Upgraded, ApiError> {
+        self.begin_shadow(service, to)
+    }
+
+    fn shadow_report(&self, service: &str) -> Result<ShadowReport, ApiError> {
+        let service = service.to_string();
+        self.call(move |s| s.shadow_report(&service).map_err(ApiError::from))?
     }
 
     fn abort_canary(&self, service: &str) -> Result<(), ApiError> {

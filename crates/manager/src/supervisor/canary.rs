@@ -66,14 +66,15 @@ impl Supervisor {
         Ok(told)
     }
 
-    /// Ends a canary, as for a fault.
+    /// Ends a canary or a shadow, as for a fault.
     ///
     /// # Errors
-    /// [`SupervisorError::NoSuch`] if there is none.
+    /// [`SupervisorError::NoSuch`] if there is neither.
     pub(super) fn abort_canary(&mut self, name: &str) -> Result<(), SupervisorError> {
-        let is_it = |upgrade: &&mut Upgrade| upgrade.to.config.name == name && matches!(upgrade.purpose, Purpose::Canary(..));
+        let ends = |purpose: &Purpose| matches!(purpose, Purpose::Canary(..) | Purpose::Shadow(..));
+        let is_it = |upgrade: &&mut Upgrade| upgrade.to.config.name == name && ends(&upgrade.purpose);
         let Some(upgrade) = self.changes.upgrades.iter_mut().find(is_it) else {
-            return Err(SupervisorError::NoSuch(format!("service {name} has no canary")));
+            return Err(SupervisorError::NoSuch(format!("service {name} has no canary and no shadow")));
         };
         upgrade.trial.fails_for("it was ended by request".into());
         Ok(())
@@ -88,11 +89,12 @@ impl Supervisor {
         })
     }
 
-    /// When the canary of an upgrade is looked at next, on the monotonic clock, if nothing else
-    /// moves the upgrade on until then.
+    /// When the canary or shadow of an upgrade is looked at next, on the monotonic clock, if
+    /// nothing else moves the upgrade on until then.
     pub(super) fn next_look_ns(upgrade: &Upgrade) -> Option<u64> {
         match &upgrade.purpose {
             Purpose::Canary(Canary { stage: CanaryStage::Watched(watch), .. }, _) => Some(watch.look_ns),
+            Purpose::Shadow(shadow, _) => shadow.look_ns(),
             _ => None,
         }
     }
@@ -134,7 +136,7 @@ impl Supervisor {
     }
 
     /// Lets a canary leave: its flows go to the others in order, before these hand over or go on.
-    fn retire_canary(&mut self, nf: u16) {
+    pub(super) fn retire_canary(&mut self, nf: u16) {
         // Its end says nothing about a later version.
         self.feed(nf, Event::TrialPassed);
         self.retire(nf);
@@ -191,7 +193,7 @@ impl Supervisor {
 
     /// The SLOs that are violated, and that a canary of this service may have harmed: they are kept
     /// by services of its chains, or by an NF on its core.
-    fn violated(&self, service: u16, canary: u16) -> Vec<String> {
+    pub(super) fn violated(&self, service: u16, canary: u16) -> Vec<String> {
         let name_of = |service: &u16| Some(self.services.get(usize::from(*service))?.as_ref()?.config.name.as_str());
         let chains = self.chains.iter().flatten().filter(|chain| chain.services.contains(&service));
         let near: Vec<&str> = chains.flat_map(|chain| chain.services.iter()).chain([&service]).filter_map(name_of).collect();

@@ -98,7 +98,7 @@ impl Supervisor {
         let points = request.hops.iter().map(|hop| self.points(hop)).collect::<Result<Vec<_>, _>>()?;
         let points = points.into_iter().flatten().collect();
         let snap = if request.filter.is_empty() { request.snaplen } else { u16::MAX };
-        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, each: request.each, snap });
+        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, each: request.each, snap, follows: None });
         self.seen.captures.push(Arc::downgrade(&planned));
         Ok((planned, self.names(), self.plane.threads()))
     }
@@ -125,7 +125,7 @@ impl Supervisor {
     }
 
     /// Gives each packet thread its tap.
-    fn begin_capture(&mut self, taps: Vec<Tap>) -> Result<(), SupervisorError> {
+    pub(super) fn begin_capture(&mut self, taps: Vec<Tap>) -> Result<(), SupervisorError> {
         for (thread, tap) in taps.into_iter().enumerate() {
             self.plane.send(thread, move |worker| worker.capture(tap));
         }
@@ -133,7 +133,7 @@ impl Supervisor {
     }
 
     /// Has the packet threads give their taps back.
-    fn end_capture(&mut self, request: &Arc<CaptureScope>) -> Vec<Receiver<Option<Tap>>> {
+    pub(super) fn end_capture(&mut self, request: &Arc<CaptureScope>) -> Vec<Receiver<Option<Tap>>> {
         self.seen.captures.retain(|other| !Weak::ptr_eq(other, &Arc::downgrade(request)));
         let end = |thread| {
             let (to, tap) = channel();

@@ -52,6 +52,7 @@ mod runtime_dir;
 #[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]
 mod sdn;
 mod settings;
+mod shadow;
 mod sockets;
 #[cfg(feature = "promises")]
 mod steering;

@@ -1,6 +1,6 @@
 //! The parts of the supervisor's state, by purpose.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,6 +21,7 @@ use crate::nf::output::Outputs;
 use crate::otel::PushCounts;
 use crate::timeline::flight::FlightRecorder;
 use sluice_api::config::Config;
+use sluice_api::shadow::ShadowReport;
 use sluice_config::estimates::Kept;
 use sluice_dataplane::capture;
 use sluice_dataplane::chain::{Places, Tables};
@@ -240,6 +241,8 @@ pub(super) struct Observed {
     pub(super) recorder: Option<FlightRecorder>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
+    /// What was compared of the last shadow of each service that has had one.
+    pub(super) shadows: BTreeMap<String, ShadowReport>,
 }
 
 impl Observed {
@@ -257,6 +260,7 @@ impl Observed {
             timelines: Vec::new(),
             recorder: None,
             watch: health::HealthWatch::default(),
+            shadows: BTreeMap::new(),
         }
     }
 }

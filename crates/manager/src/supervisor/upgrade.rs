@@ -24,7 +24,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
 
 use super::change::{Gone, Start, start_of};
-use super::nfs::{Advance, Canary, Event, HELLO_PATIENCE, Instance, Life, Nf, State, Trial, TrialEnd};
+use super::nfs::{Advance, Canary, Event, HELLO_PATIENCE, Instance, Life, Nf, ShadowTrial, State, Trial, TrialEnd};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::config as model;
@@ -58,6 +58,8 @@ pub(super) enum Purpose {
     Configuration(u64, Option<Sender<()>>),
     /// The new version gets a part of new flows first. When it does, that is reported.
     Canary(Canary, Option<Sender<UpgradeResult>>),
+    /// The same with copies of packets.
+    Shadow(Box<ShadowTrial>, Option<Sender<UpgradeResult>>),
 }
 
 /// A slot for an instance of a new version.
@@ -83,6 +85,10 @@ impl Supervisor {
             Some(Purpose::Canary(..)) => Err(SupervisorError::Conflict(format!(
                 "a version of service {name} is on trial with a part of new flows; wait for its end, or end it with `sluice nf upgrade \
                  {name} --abort`"
+            ))),
+            Some(Purpose::Shadow(..)) => Err(SupervisorError::Conflict(format!(
+                "a version of service {name} is on trial with copies of packets; wait for its end, or end it with `sluice nf upgrade {name} \
+                 --abort`"
             ))),
             Some(_) => Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment"))),
         }
@@ -298,6 +304,9 @@ impl Supervisor {
             TrialEnd::BeforeReady if self.is_canary(number) => {
                 format!("{} ended while it took packets; the daemon's log has its last output", nf.name)
             }
+            TrialEnd::BeforeReady if self.gets_copies(number) => {
+                format!("{} ended while it got copies; the daemon's log has its last output", nf.name)
+            }
             TrialEnd::BeforeReady => format!("{program} ended before its handler was ready; {advice}"),
             TrialEnd::Silent => {
                 format!("{program} said no hello within {} s; is it an NF, written with the library?", HELLO_PATIENCE.as_secs())
@@ -305,7 +314,7 @@ impl Supervisor {
             TrialEnd::BeforeHello => format!("{program} ended before it said hello; is it an NF? {advice}"),
         };
         // It had packets, as any NF that dies.
-        if self.is_canary(number) && !self.turns.stopping {
+        if (self.is_canary(number) || self.gets_copies(number)) && !self.turns.stopping {
             self.controller.events().note(EventKind::Death, Subject::Nf(&nf.name), why.clone());
         }
         self.trial_failed(number, why);
@@ -322,6 +331,10 @@ impl Supervisor {
             let upgrade = &self.changes.upgrades[at];
             if matches!(upgrade.purpose, Purpose::Canary(..)) {
                 at += usize::from(!self.go_on_with_canary(at));
+                continue;
+            }
+            if matches!(upgrade.purpose, Purpose::Shadow(..)) {
+                at += usize::from(!self.go_on_with_shadow(at));
                 continue;
             }
             // A configuration decides for all of its upgrades.
@@ -369,7 +382,7 @@ impl Supervisor {
         let stays = || format!("service {service} is not upgraded and goes on as it was");
         let (kind, what, reply) = match upgrade.purpose {
             Purpose::Version(reply) => (EventKind::Upgrade, stays(), Some(reply)),
-            Purpose::Canary(_, reply) => (EventKind::Upgrade, stays(), reply),
+            Purpose::Canary(_, reply) | Purpose::Shadow(_, reply) => (EventKind::Upgrade, stays(), reply),
             Purpose::Move(core, reply) => {
                 let name = upgrade.pairs.first().and_then(|(old, _)| name_of((*old)?)).unwrap_or_default();
                 (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(reply))
@@ -522,7 +535,7 @@ impl Supervisor {
         let (moves_to, reply) = match upgrade.purpose {
             Purpose::Version(reply) => (None, Some(reply)),
             Purpose::Move(core, reply) => (Some(core), Some(reply)),
-            Purpose::Canary(_, reply) => (None, reply),
+            Purpose::Canary(_, reply) | Purpose::Shadow(_, reply) => (None, reply),
             Purpose::Configuration(_, waiter) => {
                 waiter.into_iter().for_each(|waiter| _ = waiter.send(()));
                 return gone;

@@ -56,6 +56,11 @@ impl Trial {
         self.trouble.is_some()
     }
 
+    /// Why the new version is known not to work.
+    pub(crate) fn reason(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
     /// It works, and its pool grows from now on.
     pub(crate) fn grows_from(&mut self, now_ns: u64) {
         (self.grows, self.until_ns) = (true, now_ns + GROWTH_PATIENCE.as_nanos() as u64);
