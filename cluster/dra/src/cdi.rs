@@ -1,8 +1,8 @@
 //! CDI files: what the container runtime adds to the container of an NF.
 //!
 //! A file has one device, named as the claim, so a runtime that caches files never takes an old one
-//! for a new one. It adds the folder with the socket of the SLO, and the two variables by which an NF
-//! finds its daemon and its name. It is the folder and not the socket, because a daemon that is
+//! for a new one. It adds the folder with the socket of the SLO, and the two variables by which an
+//! NF finds its daemon and its name. It is the folder and not the socket, because a daemon that is
 //! restarted makes another socket there.
 
 use std::io;

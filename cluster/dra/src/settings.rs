@@ -14,8 +14,8 @@ pub struct Settings {
     pub kubelet: PathBuf,
     /// Folder of CDI files that the container runtime reads, usually `/var/run/cdi`.
     pub cdi: PathBuf,
-    /// The daemon's folder `attach`, with a folder for each SLO whose NFs attach: the same path as on
-    /// the host.
+    /// The daemon's folder `attach`, with a folder for each SLO whose NFs attach: the same path as
+    /// on the host.
     pub attach: PathBuf,
 }
 
