@@ -33,6 +33,11 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/* Whether nodes of any class have the driver of resource claims. */}}
+{{- define "sluice.dra" -}}
+{{- range .Values.classes }}{{ if .dra }}yes{{ end }}{{ end }}
+{{- end }}
+
 {{/* The fence of a program that needs nothing of its host. */}}
 {{- define "sluice.fence" -}}
 allowPrivilegeEscalation: false

@@ -33,6 +33,16 @@ pub struct Args {
     /// The program that profiles: `sluice`, beside which is sluice-lab.
     #[arg(long, value_name = "PROGRAM", default_value = "sluice")]
     pub profiler: PathBuf,
+    /// Run the driver of dynamic resource allocation: pods may claim the cores and cache ways of
+    /// their instances.
+    #[arg(long)]
+    pub dra: bool,
+    /// The kubelet's folder, by the same path as on the host. With --dra.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet: PathBuf,
+    /// Folder of CDI files that the container runtime reads. With --dra.
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    pub cdi: PathBuf,
     /// File that the agent writes every few seconds, for --probe.
     #[arg(long, value_name = "FILE")]
     pub beat: Option<PathBuf>,

@@ -7,6 +7,7 @@ mod agent;
 mod api;
 mod args;
 mod daemon;
+mod dra;
 mod lease;
 mod merge;
 mod news;

@@ -31,7 +31,7 @@ use crate::news::{self, Desk};
 use crate::profile::{self, Place, Reported, Room};
 use crate::pulse::{self, Pulse, Watched};
 use crate::turn::Turn;
-use crate::{lease, report};
+use crate::{dra, lease, report};
 
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);
@@ -66,6 +66,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(class) = args.class.clone() {
         let place = Place { node: args.node.clone(), class, program: args.profiler.clone(), base: args.base.clone() };
         tokio::spawn(profile::run(client.clone(), place, link));
+    }
+
+    if args.dra {
+        tokio::spawn(dra::run(client.clone(), args.clone(), turns.clone()));
     }
 
     let reports = Reports::new(&client, &args.node, Links { owned, desk, profiles }, before);
