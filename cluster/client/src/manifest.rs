@@ -126,7 +126,8 @@ impl Manifest {
         let kind = K::plural(&());
         let asked = Asked { verb: "patch", kind: &kind, namespace: Some(&self.key.namespace) };
         let api: Api<K> = cluster.api(Some(&self.key.namespace));
-        let request = api.patch(&self.key.name, &params, &Patch::Apply(&self.value));
+        let patch = Patch::Apply(&self.value);
+        let request = api.patch(&self.key.name, &params, &patch);
         cluster.within(&asked, request).await.with_context(|| format!("{} {}", K::kind(&()), self.key))
     }
 }

@@ -115,7 +115,7 @@ pub async fn carry_out(
 }
 
 async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) -> Result<Option<KubePod>, Error> {
-    let (Decision::Bind { pod: key, .. } | Decision::Evict { pod: key }) = decision;
+    let key = decision.pod();
     let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
     let pod = api.get(&key.name).await?;
     // It may have been stopped since, and another one may lead by now.
@@ -137,11 +137,10 @@ async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) 
             let params = EvictParams { delete_options, ..EvictParams::default() };
             api.evict(&key.name, &params).await.map(|_| None)
         }
-        Decision::Note { pod: key, why } => {
-            let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
+        Decision::Note { why, .. } => {
             let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
             let noted = json!({"metadata": {"annotations": {labels::REFUSED: why}}});
-            within(LIMIT, api.patch(&key.name, &params, &Patch::Merge(noted))).await.map(Some)
+            api.patch(&key.name, &params, &Patch::Merge(noted)).await.map(Some)
         }
     }
 }

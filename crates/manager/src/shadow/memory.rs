@@ -129,7 +129,7 @@ impl ShadowMemory {
             page.asleep().store(0, Ordering::Relaxed);
             self.core.asleep(0).store(0, Ordering::Relaxed);
             // On a core page without hand-over it sleeps on its own doorbell.
-            doorbell::ring(page.bell());
+            doorbell::ring(page.doorbell());
         }
     }
 
