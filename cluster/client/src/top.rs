@@ -259,7 +259,7 @@ impl Widget for &View {
     fn render(self, area: Rect, buffer: &mut Buffer) {
         // Nodes have a third, unless the SLOs leave more.
         let room = usize::from(area.height.saturating_sub(FRAME));
-        self.draw(area, room.saturating_sub(self.slos.len()).max(room / 3), buffer);
+        self.draw(area, room.saturating_sub(self.slos.len()).max(room.div_ceil(3)), buffer);
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct Prepared {
     /// The NF of its pod, its SLO on the node, and the instance that this NF is of.
     pub(crate) nf: String,
     pub(crate) slo: String,
+    /// UID of the pod.
+    pub(crate) pod: String,
     pub(crate) instance: String,
 }
 

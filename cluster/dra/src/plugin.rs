@@ -76,9 +76,13 @@ impl<P: Places> Plugin<P> {
         if !is_uid(&asked.uid) {
             return Err(PrepareError::Uid(asked.uid.clone()));
         }
-        if let Some(known) = self.locked().get(&asked.uid) {
-            self.cdi.write(&known.uid, &known.slo, &known.nf)?;
-            return Ok(device(known));
+        let known = self.locked().get(&asked.uid).cloned();
+        if let Some(known) = known {
+            if self.is_of_pod(&known).await {
+                self.cdi.write(&known.uid, &known.slo, &known.nf)?;
+                return Ok(device(&known));
+            }
+            self.forget(&known.uid)?;
         }
         let what = format!("claim {}/{}", asked.namespace, asked.name);
         let claim: Option<ResourceClaim> = self.get(&what, &asked.namespace, &asked.name).await?;
@@ -97,6 +101,7 @@ impl<P: Places> Plugin<P> {
             ways: taken.ways,
             nf: place.nf.clone(),
             slo: place.slo.clone(),
+            pod: taken.pod_uid.clone(),
             instance: place.instance.clone(),
         };
         let mut checkpoint = self.locked();
@@ -106,6 +111,14 @@ impl<P: Places> Plugin<P> {
         self.cdi.write(&prepared.uid, &prepared.slo, &prepared.nf)?;
         info!("claim {}/{} is prepared: its pod {} is the NF {}", prepared.namespace, prepared.name, taken.pod, prepared.nf);
         Ok(device(&prepared))
+    }
+
+    /// Whether a claim is prepared for the pod that has it now, as far as the API server answers.
+    async fn is_of_pod(&self, known: &Prepared) -> bool {
+        let what = format!("claim {}/{}", known.namespace, known.name);
+        let claim: Result<Option<ResourceClaim>, PrepareError> = self.get(&what, &known.namespace, &known.name).await;
+        let Ok(Some(claim)) = claim else { return true };
+        claim::taken(&claim, &known.uid, &self.node).map_or(true, |taken| taken.pod_uid == known.pod)
     }
 
     /// The place that the plan has for a claim's pod.

@@ -62,6 +62,8 @@ fn device(host: &Host) -> Device {
         attributes.insert("wayBytes".into(), number(bytes));
     }
     // A claim that names no ways takes none: its NF is in the shared class.
+    // One that names no cores takes one. NFs of an instance with fewer cores than NFs share them: all
+    // but one of these take none.
     let capacity = [(CORES, capacity(1, host.cores)), (WAYS, capacity(0, host.ways))];
     Device {
         name: DEVICE.into(),
@@ -72,19 +74,19 @@ fn device(host: &Host) -> Device {
     }
 }
 
-/// A capacity of which claims take whole numbers, `least` by default.
+/// A capacity of which claims take whole numbers, `usual` by default.
 ///
 /// It is there even if it is 0: the scheduler takes a request for one that a node lacks for an
 /// error, and places the pod nowhere.
-fn capacity(least: u32, all: u32) -> DeviceCapacity {
+fn capacity(usual: u32, all: u32) -> DeviceCapacity {
     let quantity = |number: u32| Quantity(number.to_string());
     let range = CapacityRequestPolicyRange {
-        min: quantity(least),
+        min: quantity(0),
         max: Some(quantity(all)),
         // Refused where not even one step fits.
-        step: (all > least).then(|| quantity(1)),
+        step: (all > 0).then(|| quantity(1)),
     };
-    let policy = CapacityRequestPolicy { default: Some(quantity(least)), valid_range: Some(range), valid_values: None };
+    let policy = CapacityRequestPolicy { default: Some(quantity(usual.min(all))), valid_range: Some(range), valid_values: None };
     DeviceCapacity { value: quantity(all), request_policy: Some(policy) }
 }
 

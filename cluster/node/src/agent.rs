@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sluice_api::config::Config;
-use sluice_cluster_types::NodePlanSpec;
+use sluice_cluster_types::{NodePlanSpec, Use};
 use sluice_slo::assignment::Assignment;
 use tracing::warn;
 
@@ -43,6 +43,8 @@ pub struct Agent<D> {
     between: Option<Between>,
     /// Turns in a row in which the daemon has failed.
     failures: u32,
+    /// How SLOs are kept, as the daemon last said.
+    uses: Vec<Use>,
     notes: Vec<String>,
 }
 
@@ -75,7 +77,7 @@ impl<D: Daemon> Agent<D> {
             }
             Err(_) => None,
         };
-        Self { daemon, base, kept, applied, held: None, between: None, failures: 0, notes: Vec::new() }
+        Self { daemon, base, kept, applied, held: None, between: None, failures: 0, uses: Vec::new(), notes: Vec::new() }
     }
 
     /// The plan that the daemon keeps, or kept when the agent last ran.
@@ -98,9 +100,11 @@ impl<D: Daemon> Agent<D> {
         let promises = self.daemon.promises();
         let is_failing = matches!(kept, Err(DaemonError::Failed(_))) || matches!(promises, Err(DaemonError::Failed(_)));
         self.failures = if is_failing { self.failures.saturating_add(1) } else { 0 };
+        // What is not known now is as it was: that nothing runs would be another thing to say.
         if let Ok(promises) = &promises {
-            turn.status.uses = report::uses(promises);
+            self.uses = report::uses(promises);
         }
+        turn.status.uses.clone_from(&self.uses);
         turn.status.applied_revision = self.applied.as_ref().map_or(0, |applied| applied.revision);
         turn.status.notes.clone_from(&self.notes);
         if let Err(DaemonError::Refused(why)) = &kept {

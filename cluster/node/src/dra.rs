@@ -18,8 +18,9 @@ use tracing::warn;
 use crate::args::Args;
 use crate::turn::Turn;
 
-/// Time between two looks at what the node has.
+/// Time between two looks at what the node has: once that is known, and before.
 const LOOK: Duration = Duration::from_secs(30);
+const FIRST: Duration = Duration::from_secs(2);
 /// Pause after the driver has ended.
 const PAUSE: Duration = Duration::from_secs(10);
 
@@ -79,7 +80,8 @@ async fn look(socket: PathBuf, base: PathBuf, known: watch::Sender<Option<Host>>
             }
             Err(_) => {}
         }
-        sleep(LOOK).await;
+        let is_known = known.borrow().is_some();
+        sleep(if is_known { LOOK } else { FIRST }).await;
     }
 }
 

@@ -111,6 +111,10 @@ async fn go(client: &Client, mut reports: Reports, plans: Sender<NodePlanSpec>, 
             event = events.next() => match event {
                 Some(Ok(Event::Apply(plan) | Event::InitApply(plan))) => {
                     reports.know(&plan);
+                    if !plan.spec.server.instances.is_empty() {
+                        // A measurement ends before the daemon has the plan.
+                        reports.links.profiles.room.send_replace(Room::Busy);
+                    }
                     if plans.send(plan.spec).is_err() {
                         return;
                     }
@@ -150,6 +154,8 @@ struct Reports {
     /// What was written last, and when.
     said: NodePlanStatus,
     at: Instant,
+    /// Whether the API server may have something else: a write had no answer.
+    is_unsure: bool,
     not_before: Instant,
     /// The last turn.
     before: Turn,
@@ -158,7 +164,7 @@ struct Reports {
 impl Reports {
     fn new(client: &Client, node: &str, links: Links, before: Turn) -> Self {
         let (api, now) = (Api::all(client.clone()), Instant::now());
-        Self { api, node: node.into(), links, said: NodePlanStatus::default(), at: now, not_before: now, before }
+        Self { api, node: node.into(), links, said: NodePlanStatus::default(), at: now, is_unsure: false, not_before: now, before }
     }
 
     /// The plan as the API server has it.
@@ -179,18 +185,21 @@ impl Reports {
         let state = report::ready(&turn, plan.revision);
         let status = NodePlanStatus { profiling: *self.links.profiles.wanted.borrow(), ..turn.status };
         let is_news = report::is_news(&self.said, &status) || !are(&self.said.conditions, std::slice::from_ref(&state));
-        let is_due = is_news || (self.at.elapsed() >= NUMBERS && self.said.uses != status.uses);
+        let is_due = self.is_unsure || is_news || (self.at.elapsed() >= NUMBERS && self.said.uses != status.uses);
         if !is_due || now < self.not_before {
             return;
         }
         let conditions = written(&[state], &self.said.conditions, None, &Time(Timestamp::now()));
         let status = NodePlanStatus { conditions, ..status };
+        // Until there is an answer, an operator may have read either.
+        self.links.profiles.fenced.send_replace(false);
+        self.is_unsure = true;
         match write(&self.api, &self.node, &status).await {
             Ok(written) => {
                 // A plan that is written over this one is of an operator that has read it.
                 let is_fenced = status.profiling && written.spec.server.instances.is_empty();
                 self.links.profiles.fenced.send_replace(is_fenced);
-                (self.said, self.at) = (status, now);
+                (self.said, self.at, self.is_unsure) = (status, now, false);
             }
             Err(error) => {
                 warn!("a report cannot be written: {error}; it is tried again");

@@ -3,7 +3,7 @@
 //! An agent renews its lease as long as it works. When a lease was last seen to change counts by
 //! the operator's own clock, so clocks need not agree. What seems silent is read once before it
 //! counts ([`Agents::silence`] comes after a list): it may be the watch that is silent. An
-//! operator that begins to lead trusts each lease anew: it may have seen nothing for long.
+//! operator that begins to lead trusts leases anew: it may have seen nothing for long.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,9 +24,13 @@ struct Agent {
 }
 
 impl Agent {
-    fn end(&self) -> Instant {
+    fn lasts(&self) -> Duration {
         let seconds = self.said.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        self.since + seconds.filter(|seconds| *seconds > 0).map_or(LASTS, Duration::from_secs)
+        seconds.filter(|seconds| *seconds > 0).map_or(LASTS, Duration::from_secs)
+    }
+
+    fn end(&self) -> Instant {
+        self.since + self.lasts()
     }
 }
 
@@ -68,10 +72,15 @@ impl Agents {
         self.0.get(node).is_some_and(|agent| agent.is_served)
     }
 
-    /// Takes each lease as just seen.
+    /// Takes each lease as just seen, but for those that had ended when the newest one was renewed:
+    /// their agents are silent until they renew.
     pub fn trust(&mut self, now: Instant) {
+        let renewed = |agent: &Agent| agent.said.renew_time.as_ref().map(|time| time.0);
+        let newest = self.0.values().filter_map(renewed).max();
         for agent in self.0.values_mut() {
-            (agent.since, agent.is_served) = (now, true);
+            let age = newest.zip(renewed(agent)).and_then(|(newest, own)| Duration::try_from(newest - own).ok());
+            agent.is_served = age.is_none_or(|age| age <= agent.lasts());
+            agent.since = now;
         }
     }
 
@@ -119,8 +128,10 @@ mod tests {
         assert!(!agents.is_served("a") && agents.deadline().is_none() && agents.silence(at(60)).is_empty());
         assert_eq!(agents.see(&lease("a", 25), at(70)), Some("a".into()), "it is back");
         assert_eq!(agents.silence(at(200)), ["a"]);
+        // One that has long ended is none that is trusted.
+        agents.see(&lease("gone", 25 - 41), at(250));
         agents.trust(at(300));
-        assert!(agents.is_served("a") && agents.silence(at(339)).is_empty());
+        assert!(agents.is_served("a") && !agents.is_served("gone") && agents.silence(at(339)).is_empty());
         assert_eq!(agents.lose(&lease("a", 25)), Some("a".into()));
         assert!(!agents.is_served("a") && agents.lose(&lease("a", 25)).is_none());
         assert!(agents.see(&Lease { metadata: ObjectMeta::default(), spec: None }, at(300)).is_none(), "no agent's");

@@ -312,10 +312,10 @@ pub fn put_plan(world: &mut World, plan: NodePlan) -> bool {
 type Said<'a> = (&'a str, &'a str, bool, Option<u32>);
 
 /// What a node says, without the numbers, which change all the time and decide nothing.
-fn said(plan: &NodePlan) -> Option<(i64, i64, Option<&str>, Vec<Said<'_>>)> {
+fn said(plan: &NodePlan) -> Option<(i64, i64, bool, Option<&str>, Vec<Said<'_>>)> {
     let status = plan.status.as_ref()?;
     let uses = status.uses.iter().map(|one| (one.slo.as_str(), one.state.as_str(), one.offered_pps > 0.0, one.asks_for));
-    Some((status.observed_revision, status.applied_revision, status.refused.as_deref(), uses.collect()))
+    Some((status.observed_revision, status.applied_revision, status.profiling, status.refused.as_deref(), uses.collect()))
 }
 
 fn convert_pod(pod: &KubePod) -> Pod {
@@ -363,6 +363,21 @@ mod tests {
         let Change::Lease(Event::Apply(lease)) = seen(Some(first)) else { unreachable!() };
         assert!(lists.take(&mut world, Change::Lease(Event::Delete(lease))) && !world.nodes["a"].is_served);
         assert!(lists.take(&mut world, seen(Some(first))) && world.nodes["a"].is_served && world.epoch > epoch);
+    }
+
+    #[test]
+    fn a_node_that_profiles_no_more_is_news() {
+        let plan = |is_profiling: bool| -> NodePlan {
+            let shape = sluice_slo::placement::PlacedServer::empty("a", &sluice_slo::examples::shape());
+            serde_json::from_value(json!({
+                "metadata": {"name": "a", "uid": "1"}, "spec": {"term": 1, "revision": 1, "server": shape},
+                "status": {"observedRevision": 1, "appliedRevision": 1, "profiling": is_profiling},
+            }))
+            .unwrap()
+        };
+        let mut world = World::default();
+        assert!(put_plan(&mut world, plan(true)) && !put_plan(&mut world, plan(true)));
+        assert!(put_plan(&mut world, plan(false)), "it can have instances again");
     }
 
     #[test]

@@ -87,5 +87,6 @@ impl Objects {
 }
 
 fn refusal(code: u16, message: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "message": message, "code": code})
+    let reason = if code == 404 { "NotFound" } else { "ServiceUnavailable" };
+    json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "reason": reason, "message": message, "code": code})
 }

@@ -184,15 +184,19 @@ impl Agents {
         let api: Api<Lease> = Api::namespaced(client.clone(), "default");
         loop {
             let names: Vec<String> = self.seen.lock().unwrap().keys().cloned().collect();
-            let pause = RENEW / u32::try_from(names.len().max(1)).unwrap();
-            for name in names {
-                if self.silent.lock().unwrap().contains(&name) {
-                    continue;
+            let mut ticks = tokio::time::interval(RENEW / u32::try_from(names.len().max(1)).unwrap());
+            // A slow answer delays no other renewal.
+            let due = futures::stream::iter(names).then(async |name| {
+                ticks.tick().await;
+                name
+            });
+            let each = due.for_each_concurrent(32, async |name| {
+                if !self.silent.lock().unwrap().contains(&name) {
+                    let spec = json!({"spec": {"renewTime": now()}});
+                    let _ = api.patch(&labels::lease_of(&name), &PatchParams::default(), &Patch::Merge(spec)).await;
                 }
-                let spec = json!({"spec": {"renewTime": now()}});
-                let _ = api.patch(&labels::lease_of(&name), &PatchParams::default(), &Patch::Merge(spec)).await;
-                tokio::time::sleep(pause).await;
-            }
+            });
+            each.await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
