@@ -62,8 +62,8 @@ fn device(host: &Host) -> Device {
         attributes.insert("wayBytes".into(), number(bytes));
     }
     // A claim that names no ways takes none: its NF is in the shared class.
-    // One that names no cores takes one. NFs of an instance with fewer cores than NFs share them: all
-    // but one of these take none.
+    // One that names no cores takes one. NFs of an instance with fewer cores than NFs share them:
+    // all but one of these take none.
     let capacity = [(CORES, capacity(1, host.cores)), (WAYS, capacity(0, host.ways))];
     Device {
         name: DEVICE.into(),

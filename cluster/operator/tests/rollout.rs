@@ -18,7 +18,6 @@ use testbed::{Plane, Process};
 const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
 const NAMESPACE: &str = "roll";
 const NODES: usize = 100;
-/// As much as one node has.
 /// More than one node has, so that a hundred of them are on all nodes.
 const WHOLE: f64 = 18e6;
 /// The node that refuses, by its place in the order of names.
