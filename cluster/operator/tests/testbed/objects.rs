@@ -184,19 +184,19 @@ impl Agents {
         let api: Api<Lease> = Api::namespaced(client.clone(), "default");
         loop {
             let names: Vec<String> = self.seen.lock().unwrap().keys().cloned().collect();
-            let mut ticks = tokio::time::interval(RENEW / u32::try_from(names.len().max(1)).unwrap());
-            // A slow answer delays no other renewal.
-            let due = futures::stream::iter(names).then(async |name| {
-                ticks.tick().await;
-                name
-            });
-            let each = due.for_each_concurrent(32, async |name| {
-                if !self.silent.lock().unwrap().contains(&name) {
-                    let spec = json!({"spec": {"renewTime": now()}});
-                    let _ = api.patch(&labels::lease_of(&name), &PatchParams::default(), &Patch::Merge(spec)).await;
-                }
-            });
-            each.await;
+            // Some at a time, so that a slow answer delays few others.
+            let pause = RENEW / u32::try_from(names.chunks(32).len().max(1)).unwrap();
+            for some in names.chunks(32) {
+                let next = tokio::time::Instant::now() + pause;
+                let renewed = futures::stream::iter(some).for_each_concurrent(None, async |name| {
+                    if !self.silent.lock().unwrap().contains(name) {
+                        let spec = json!({"spec": {"renewTime": now()}});
+                        let _ = api.patch(&labels::lease_of(name), &PatchParams::default(), &Patch::Merge(spec)).await;
+                    }
+                });
+                renewed.await;
+                tokio::time::sleep_until(next).await;
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
