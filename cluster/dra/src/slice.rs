@@ -110,10 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn a_capacity_of_one_or_none_has_no_step() {
+    fn a_capacity_of_none_has_no_step() {
         let device = shown("", 1, 0);
         let range = |name: &str| device["capacity"][name]["requestPolicy"]["validRange"].clone();
-        assert_eq!((range("cores"), range("ways")), (json!({"min": "1", "max": "1"}), json!({"min": "0", "max": "0"})));
+        assert_eq!(
+            (range("cores"), range("ways")),
+            (json!({"min": "0", "max": "1", "step": "1"}), json!({"min": "0", "max": "0"}))
+        );
         assert_eq!(device["attributes"], json!({"minWays": {"int": 2}}));
     }
 

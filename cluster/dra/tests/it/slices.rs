@@ -84,7 +84,7 @@ async fn a_node_publishes_what_it_has_and_each_change() {
             "cpu": {"string": "Example CPU @ 2.10GHz"}, "minWays": {"int": 1}, "wayBytes": {"int": 1_048_576},
         },
         "capacity": {
-            "cores": {"value": "8", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "8", "step": "1"}}},
+            "cores": {"value": "8", "requestPolicy": {"default": "1", "validRange": {"min": "0", "max": "8", "step": "1"}}},
             "ways": {"value": "9", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "9", "step": "1"}}},
         },
     }]);
