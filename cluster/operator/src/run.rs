@@ -67,6 +67,8 @@ struct Operator {
     herald: Herald,
     held: watch::Receiver<Option<Held>>,
     highest: Arc<AtomicI64>,
+    /// When the last round began: what has ended since then is news.
+    looked: Instant,
 }
 
 /// What became of a plan.
@@ -105,6 +107,7 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
         refusals: BTreeMap::new(),
         held,
         highest,
+        looked: Instant::now(),
     };
     info!("{me} watches; it acts while it has the lease {}/{}", args.namespace, args.lease);
     tokio::select! {
@@ -188,6 +191,7 @@ impl Operator {
                 again = self.jobs.pauses.may(&Job::Unsure, Instant::now());
                 continue;
             }
+            self.looked = Instant::now();
             let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
             again = round.again;
             again |= self.write(round, held.term).await;
@@ -225,10 +229,14 @@ impl Operator {
     /// Waits for a change that matters, for a deadline, or for the lease.
     async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>) -> bool {
         let (since, now) = (self.began.elapsed(), Instant::now());
-        let planned = self.memo.next_deadline(since).map(|end| end.saturating_sub(since));
+        // Otherwise a deadline that has passed would be waited for again and again.
+        let may_round = self.term.is_some() && self.unsure.is_empty();
+        let planned = self.memo.next_deadline(since).filter(|end| may_round || *end > since).map(|end| end.saturating_sub(since));
         let is_asked = self.term.is_some() && self.jobs.pauses.may(&Job::Leases, now);
         let silent = self.lists.agents.deadline().filter(|_| is_asked);
-        let others = [silent, self.jobs.pauses.next(now)].into_iter().flatten().map(|end| end.saturating_duration_since(now));
+        // A pause may have ended while the round's plans were written, so that they were left out.
+        let paused = self.jobs.pauses.next(if may_round { self.looked } else { now });
+        let others = [silent, paused].into_iter().flatten().map(|end| end.saturating_duration_since(now));
         let longest = others.chain(planned).min().unwrap_or(Duration::from_secs(3600));
         tokio::select! {
             change = changes.recv() => {
