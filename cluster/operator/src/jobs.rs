@@ -64,12 +64,14 @@ pub struct Jobs {
     busy: BTreeSet<Job>,
     todo: BTreeMap<Job, Work>,
     pub pauses: Backoff<Job>,
+    /// When the last round began: a pause that has ended since then is news.
+    pub looked: Instant,
 }
 
 impl Jobs {
     pub fn new(most: usize) -> Self {
         let under_way = FuturesUnordered::new();
-        Self { most, under_way, busy: BTreeSet::new(), todo: BTreeMap::new(), pauses: Backoff::default() }
+        Self { most, under_way, busy: BTreeSet::new(), todo: BTreeMap::new(), pauses: Backoff::default(), looked: Instant::now() }
     }
 
     pub fn is_busy(&self, job: &Job) -> bool {

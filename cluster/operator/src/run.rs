@@ -67,8 +67,6 @@ struct Operator {
     herald: Herald,
     held: watch::Receiver<Option<Held>>,
     highest: Arc<AtomicI64>,
-    /// When the last round began: what has ended since then is news.
-    looked: Instant,
 }
 
 /// What became of a plan.
@@ -107,7 +105,6 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
         refusals: BTreeMap::new(),
         held,
         highest,
-        looked: Instant::now(),
     };
     info!("{me} watches; it acts while it has the lease {}/{}", args.namespace, args.lease);
     tokio::select! {
@@ -191,7 +188,7 @@ impl Operator {
                 again = self.jobs.pauses.may(&Job::Unsure, Instant::now());
                 continue;
             }
-            self.looked = Instant::now();
+            self.jobs.looked = Instant::now();
             let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
             again = round.again;
             again |= self.write(round, held.term).await;
@@ -235,7 +232,7 @@ impl Operator {
         let is_asked = self.term.is_some() && self.jobs.pauses.may(&Job::Leases, now);
         let silent = self.lists.agents.deadline().filter(|_| is_asked);
         // A pause may have ended while the round's plans were written, so that they were left out.
-        let paused = self.jobs.pauses.next(if may_round { self.looked } else { now });
+        let paused = self.jobs.pauses.next(if may_round { self.jobs.looked } else { now });
         let others = [silent, paused].into_iter().flatten().map(|end| end.saturating_duration_since(now));
         let longest = others.chain(planned).min().unwrap_or(Duration::from_secs(3600));
         tokio::select! {
