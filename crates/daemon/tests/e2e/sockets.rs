@@ -121,6 +121,7 @@ fn an_nf_from_outside_is_the_instance_that_it_names_and_so_is_the_next_one() {
     assert!(!folder(&daemon, "acme").exists() && !folder(&daemon, "rogue").exists());
     let said = refused(at(&daemon, "acme", "nf/1"));
     assert!(said.contains("cannot connect to the manager"), "{said}");
+    drop((next, other));
     daemon.stop();
 }
 
