@@ -32,11 +32,12 @@ fn may_come(nf: &Nf) -> Result<(), String> {
     if let Some((cause, until_ns)) = nf.life().kept_out() {
         let wait = until_ns.saturating_sub(monotonic_ns()) as f64 / 1e9;
         let service = nf.name.rsplit_once('.');
+        let why = cause.map_or("ended again and again after a short time".into(), |cause| {
+            format!("was stopped because it {}", offence(cause))
+        });
         return Err(format!(
-            "{} was stopped because it {}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and \
-             `sluice nf add {}`)",
+            "{} {why}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and `sluice nf add {}`)",
             nf.name,
-            offence(cause),
             nf.name,
             service.map_or(&*nf.name, |(service, _)| service)
         ));
