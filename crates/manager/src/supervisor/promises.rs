@@ -364,7 +364,7 @@ impl Supervisor {
     pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
         let slos = sockets::attaching(&overlaid.config, &overlaid.services);
         if let Err(error) = self.open_sockets(&slos) {
-            self.promises.trouble(error.to_string());
+            self.promises.trouble(error);
         }
         self.close_sockets(&slos);
         if let Some(kept) = &mut self.promises.kept {

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use crate::supervisor::nfs::{Nf, State};
-use crate::supervisor::sockets::{SOCKET, folders, make_folders};
+use crate::supervisor::sockets::{SOCKET, folders, make_folders, of_slo};
 use crate::supervisor::{Supervisor, token};
 use sluice_api::config::Config;
 use sluice_host::attach::{AttachError, Listener};
@@ -30,23 +30,36 @@ impl Supervisor {
     /// Makes the sockets of these SLOs, besides those that are there.
     ///
     /// # Errors
-    /// One could not be made. Those before it are there.
-    pub(super) fn open_sockets(&mut self, slos: &BTreeSet<String>) -> Result<(), AttachError> {
+    /// One could not be made, the first of such. All others are there.
+    pub(super) fn open_sockets(&mut self, slos: &BTreeSet<String>) -> Result<(), String> {
+        let mut all = Ok(());
         for slo in slos {
-            if self.host.sockets.of_slos.contains_key(slo) {
-                continue;
+            if !self.host.sockets.of_slos.contains_key(slo) {
+                all = all.and(self.open_socket(slo).map_err(|error| of_slo(slo, &error)));
             }
-            let folders = folders(&self.config.manager.runtime_dir, slo);
-            let path = folders[1].join(SOCKET);
-            folders.iter().for_each(|folder| self.note(|r| r.made(Thing::Directory, folder)));
-            self.note(|r| r.made(Thing::Socket, &path));
-            make_folders(&folders)?;
-            let listener = Listener::bind(&path, 0o666)?;
-            let failed = |error: Errno| AttachError::System { path: path.clone(), source: error.into() };
-            let data = epoll::EventData::new_u64(token::SLO_LISTENER);
-            epoll::add(&self.host.epoll, listener.fd(), data, epoll::EventFlags::IN).map_err(failed)?;
-            self.host.sockets.of_slos.insert(slo.clone(), listener);
         }
+        all
+    }
+
+    /// Makes the sockets of SLOs in force that could not be made before.
+    ///
+    /// # Errors
+    /// As [`Self::open_sockets`].
+    pub(in crate::supervisor) fn open_missing(&mut self) -> Result<(), String> {
+        self.open_sockets(&self.attaching_now())
+    }
+
+    fn open_socket(&mut self, slo: &str) -> Result<(), AttachError> {
+        let folders = folders(&self.config.manager.runtime_dir, slo);
+        let path = folders[1].join(SOCKET);
+        folders.iter().for_each(|folder| self.note(|r| r.made(Thing::Directory, folder)));
+        self.note(|r| r.made(Thing::Socket, &path));
+        make_folders(&folders)?;
+        let listener = Listener::bind_from(&folders[0], &path, 0o666)?;
+        let failed = |error: Errno| AttachError::System { path: path.clone(), source: error.into() };
+        let data = epoll::EventData::new_u64(token::SLO_LISTENER);
+        epoll::add(&self.host.epoll, listener.fd(), data, epoll::EventFlags::IN).map_err(failed)?;
+        self.host.sockets.of_slos.insert(slo.to_string(), listener);
         Ok(())
     }
 
