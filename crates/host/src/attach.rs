@@ -15,6 +15,8 @@
 //!   So a user that floods the socket displaces only its own connections.
 //! - At most [`STRANGERS`] connections wait of users that run no NF ([`Listener::know`]), so that
 //!   they can be refused with a reason. Others are closed as they are accepted.
+//! - A listener that [shares](Listener::sharing) its thread with others accepts [`SHARE`] connections
+//!   in a call, and after [`REFUSALS`] refusals since the last admission none for [`REST_NS`].
 //! - The kernel identifies the peer as of its connection: user, group, and a pidfd. So a pid that
 //!   is reused before the hello arrives identifies no other process.
 //!
@@ -58,6 +60,15 @@ pub const HELLO_NS: u64 = 1_000_000_000;
 ///
 /// An honest NF sends its hello at once, but may be preempted before.
 pub const GRACE_NS: u64 = 20_000_000;
+
+/// Most connections that one call accepts of a listener that shares its thread.
+pub const SHARE: usize = 16;
+
+/// Refusals since the last admission after which such a listener rests.
+pub const REFUSALS: u32 = 32;
+
+/// Length of this rest, in nanoseconds.
+pub const REST_NS: u64 = 100_000_000;
 
 /// Why the socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -164,8 +175,10 @@ pub struct Listener {
     known: Option<BTreeSet<u32>>,
     /// Whether the epoll set watches the listening socket: false before [`Self::opens_ns`].
     accepting: bool,
-    /// Earliest time of the next accept after descriptors or memory ran out.
+    /// Earliest time of the next accept after descriptors or memory ran out, or in a rest.
     short_until_ns: u64,
+    /// Refusals since the last admission, if it shares its thread.
+    refused: Option<u32>,
 }
 
 /// Epoll data of the listening socket; that of a connection is its place.
@@ -271,7 +284,32 @@ impl Listener {
             known: None,
             accepting: true,
             short_until_ns: 0,
+            refused: None,
         })
+    }
+
+    /// The listener as one of several with a thread: none delays the others by its own flood.
+    #[must_use]
+    pub fn sharing(mut self) -> Self {
+        self.refused = Some(0);
+        self
+    }
+
+    /// Notes what became of a caller.
+    pub fn answered(&mut self, is_admitted: bool, now_ns: u64) {
+        match is_admitted {
+            true => self.refused = self.refused.map(|_| 0),
+            false => self.count_refused(1, now_ns),
+        }
+    }
+
+    fn count_refused(&mut self, n: usize, now_ns: u64) {
+        let Some(refused) = &mut self.refused else { return };
+        *refused += n as u32;
+        if *refused >= REFUSALS {
+            *refused = 0;
+            self.short_until_ns = self.short_until_ns.max(now_ns + REST_NS);
+        }
     }
 
     /// Makes the socket anew if its file was removed or replaced, and returns whether it was.
@@ -333,7 +371,7 @@ impl Listener {
         // Hellos first, because they free places.
         self.read_hellos(&mut events)?;
         self.expire(now_ns, &mut events);
-        for _ in 0..ACCEPTS {
+        for _ in 0..self.refused.map_or(ACCEPTS, |_| SHARE) {
             if now_ns < self.short_until_ns {
                 break;
             }
@@ -345,6 +383,8 @@ impl Listener {
         // Most clients send their hello right after connecting, so reading it now saves a round of
         // the supervisor.
         self.read_hellos(&mut events)?;
+        let dropped = events.iter().filter(|event| matches!(event, AttachEvent::Dropped { .. })).count();
+        self.count_refused(dropped, now_ns);
         let room = now_ns >= self.opens_ns();
         if room != self.accepting {
             let flags = if room { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
@@ -817,6 +857,43 @@ mod tests {
         assert!(door.serve(0).is_empty());
         assert_eq!(door.waiting(), STRANGERS + 2);
         drop((few, known, anybody));
+    }
+
+    #[test]
+    fn a_listener_that_shares_its_thread_takes_its_share_and_rests_after_refusals() {
+        let shared = || {
+            let Door { _folder, listener } = door();
+            Door { _folder, listener: listener.sharing() }
+        };
+        let mut door = shared();
+        let flood: Vec<OwnedFd> = (0..100).map(|_| door.knock()).collect();
+        flood.iter().for_each(|one| say_hello(one, "ghost"));
+        let mut now = 0;
+        for _ in 0..2 {
+            for _ in 0..REFUSALS as usize / SHARE {
+                let all = callers(door.serve(now));
+                assert_eq!(all.len(), SHARE);
+                for caller in all {
+                    caller.refuse("there is no NF ghost");
+                    door.listener.answered(false, now);
+                }
+            }
+            // The others of the thread have it to themselves.
+            assert!(door.serve(now).is_empty() && door.serve(now + REST_NS - 1).is_empty() && !door.is_readable());
+            assert_eq!(door.listener.next_deadline_ns(), Some(now + REST_NS));
+            now += REST_NS;
+        }
+        // What is admitted is none of a flood.
+        for _ in 0..REFUSALS {
+            door.listener.answered(false, now);
+            door.listener.answered(true, now);
+        }
+        assert_eq!(callers(door.serve(now)).len(), SHARE);
+        // What says no hello counts, too.
+        let mut door = shared();
+        let closed: Vec<OwnedFd> = (0..100).map(|_| door.knock()).collect();
+        drop(closed);
+        assert_eq!([door.serve(0).len(), door.serve(0).len(), door.serve(0).len()], [SHARE, SHARE, 0]);
     }
 
     #[test]

@@ -92,7 +92,9 @@ impl Supervisor {
     pub(super) fn accept_nf(&mut self, slo: Option<&str>, caller: attach::Caller) {
         let why = match self.admit_caller(slo, &caller) {
             Ok(Admission::Now(number)) => {
-                if let Err(error) = self.welcome(number, caller) {
+                let welcomed = self.welcome(number, caller);
+                self.host.sockets.answered(slo, welcomed.is_ok(), monotonic_ns());
+                if let Err(error) = welcomed {
                     let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
                     self.feed(number, Event::Fails(Cause::Unstarted(error.to_string())));
                     self.host.notices.print(NoticeKind::Failed(service), || error.to_string());
@@ -108,6 +110,7 @@ impl Supervisor {
         };
         let name = caller.hello.name.clone();
         let peer = caller.refuse(&why);
+        self.host.sockets.answered(slo, false, monotonic_ns());
         match slo {
             // No process of a service's zygote comes by this socket.
             Some(slo) => {

@@ -66,6 +66,12 @@ impl Sockets {
         all
     }
 
+    /// Notes what became of a caller that came by the socket of an SLO.
+    pub(super) fn answered(&mut self, slo: Option<&str>, is_admitted: bool, now_ns: u64) {
+        let listener = slo.and_then(|slo| self.of_slos.get_mut(slo));
+        listener.into_iter().for_each(|listener| listener.answered(is_admitted, now_ns));
+    }
+
     /// Latest time of the next [`Sockets::serve`]; none if only the descriptors matter.
     pub(super) fn next_deadline_ns(&self) -> Option<u64> {
         std::iter::once(&self.main).chain(self.of_slos.values()).filter_map(Listener::next_deadline_ns).min()

@@ -55,7 +55,7 @@ impl Supervisor {
         folders.iter().for_each(|folder| self.note(|r| r.made(Thing::Directory, folder)));
         self.note(|r| r.made(Thing::Socket, &path));
         make_folders(&folders)?;
-        let listener = Listener::bind_from(&folders[0], &path, 0o666)?;
+        let listener = Listener::bind_from(&folders[0], &path, 0o666)?.sharing();
         let failed = |error: Errno| AttachError::System { path: path.clone(), source: error.into() };
         let data = epoll::EventData::new_u64(token::SLO_LISTENER);
         epoll::add(&self.host.epoll, listener.fd(), data, epoll::EventFlags::IN).map_err(failed)?;
