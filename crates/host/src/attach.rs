@@ -15,8 +15,9 @@
 //!   So a user that floods the socket displaces only its own connections.
 //! - At most [`STRANGERS`] connections wait of users that run no NF ([`Listener::know`]), so that
 //!   they can be refused with a reason. Others are closed as they are accepted.
-//! - A listener that [shares](Listener::sharing) its thread with others accepts [`SHARE`] connections
-//!   in a call, and after [`REFUSALS`] refusals since the last admission none for [`REST_NS`].
+//! - A listener that [shares](Listener::sharing) its thread with others accepts [`SHARE`]
+//!   connections in a call, and after [`REFUSALS`] refusals since the last admission none for
+//!   [`REST_NS`].
 //! - The kernel identifies the peer as of its connection: user, group, and a pidfd. So a pid that
 //!   is reused before the hello arrives identifies no other process.
 //!
