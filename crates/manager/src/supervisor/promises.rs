@@ -357,7 +357,9 @@ impl Supervisor {
         self.not_placing()?;
         let Some(kept) = &self.promises.kept else { return Ok(None) };
         let refuse = |error| SupervisorError::Conflict(format!("this configuration does not keep what is placed: {error}"));
-        self.overlaid(wanted, &kept.assignment).map(Some).map_err(refuse)
+        let overlaid = self.overlaid(wanted, &kept.assignment).map_err(refuse)?;
+        self.can_have_sockets(&overlaid).map_err(SupervisorError::Conflict)?;
+        Ok(Some(overlaid))
     }
 
     /// Notes that this configuration is in force.

@@ -12,8 +12,9 @@ use crate::supervisor::nfs::{Nf, State};
 use crate::supervisor::sockets::{SOCKET, folders, make_folders, of_slo};
 use crate::supervisor::{Supervisor, token};
 use sluice_api::config::Config;
-use sluice_host::attach::{AttachError, Listener};
+use sluice_host::attach::{self, AttachError, Listener};
 use sluice_host::record::Thing;
+use sluice_promises::overlay::Overlaid;
 
 /// The SLOs of which NFs attach, by the services that were made for them.
 pub(super) fn attaching(config: &Config, services: &BTreeMap<(String, String), String>) -> BTreeSet<String> {
@@ -25,6 +26,20 @@ impl Supervisor {
     /// The SLOs in force of which NFs attach.
     pub(in crate::supervisor) fn attaching_now(&self) -> BTreeSet<String> {
         self.promises.kept.as_ref().map_or_else(BTreeSet::new, |kept| attaching(&self.config, &kept.services))
+    }
+
+    /// Checks that the SLOs of which NFs attach can have sockets.
+    ///
+    /// # Errors
+    /// The name of one is too long for that.
+    pub(super) fn can_have_sockets(&self, overlaid: &Overlaid) -> Result<(), String> {
+        for slo in attaching(&overlaid.config, &overlaid.services) {
+            let path = folders(&self.config.manager.runtime_dir, &slo)[1].join(SOCKET);
+            if let Err(error) = attach::check_path(&path) {
+                return Err(format!("the SLO {slo} has no socket: {error}, or a shorter name of the SLO"));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the sockets of these SLOs, besides those that are there.
@@ -111,7 +126,11 @@ impl Supervisor {
         let has: Vec<String> =
             all.iter().filter_map(|(template, _, nf)| Some(format!("{template}/{}", nf.position.instance?))).collect();
         Err(match has[..] {
-            [] => format!("this is the socket of the SLO {slo}, which is being placed: try again in a moment"),
+            // The instances of the new one are not known by their numbers yet.
+            _ if self.promises.placing.is_some() => {
+                format!("this is the socket of the SLO {slo}, and a placement is being taken over: try again in a moment")
+            }
+            [] => format!("this is the socket of the SLO {slo}, which has no instances here that attach"),
             _ => format!(
                 "this is the socket of the SLO {slo}, which has no free instance {name:?}; set SLUICE_NF to one of {}",
                 has.join(", ")
