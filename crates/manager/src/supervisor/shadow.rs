@@ -218,7 +218,7 @@ impl Supervisor {
     fn step_of_shadow(&mut self, upgrade: &mut Upgrade) -> Advance {
         let now_ns = monotonic_ns();
         let Purpose::Shadow(trial, _) = &mut upgrade.purpose else { return Advance::GiveUp };
-        let ShadowTrial { wanted, plan, stage } = &mut **trial;
+        let ShadowTrial { wanted, plan, stage, .. } = &mut **trial;
         let ShadowStage::Watched(watch) = stage else {
             // It says that its handler is made; no packet thread has its page.
             let seen = |nf: &Nf| Instance { state: nf.life().state(), is_made: true };
