@@ -487,8 +487,9 @@ impl Life {
             State::Stopping => State::Gone,
             _ if goes => State::Gone,
             _ if comes && !for_cause => {
-                let after_failure = || self.pause(stop_reason, ran_ns).filter(|pause| *pause > 0);
-                pause_ns = if is_renewed { None } else { after_failure() };
+                if !is_renewed {
+                    pause_ns = self.pause(stop_reason, ran_ns).filter(|pause| *pause > 0);
+                }
                 if pause_ns.is_some() { State::Failed } else { State::Expected }
             }
             // It is to get its tenant's fresh memory.
