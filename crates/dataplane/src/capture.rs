@@ -386,6 +386,13 @@ impl Tap {
         self.request.follows.is_none() && (self.request.points.is_empty() || self.request.points.contains(&Point::Dropped))
     }
 
+    /// Of a capture that follows an NF: the order that the next copy gets. What its thread did with
+    /// packets before has smaller numbers, as far as other threads have copied it.
+    pub fn next_order(&self) -> u32 {
+        // Relaxed: the rings order what other threads have copied of packets that this one had.
+        self.order.as_ref().map_or(0, |order| order.load(Ordering::Relaxed))
+    }
+
     /// Whether it belongs to this capture.
     pub fn is_of(&self, request: &Arc<CaptureScope>) -> bool {
         Arc::ptr_eq(&self.request, request)

@@ -15,6 +15,9 @@
 //!   So a user that floods the socket displaces only its own connections.
 //! - At most [`STRANGERS`] connections wait of users that run no NF ([`Listener::know`]), so that
 //!   they can be refused with a reason. Others are closed as they are accepted.
+//! - A listener that [shares](Listener::sharing) its thread with others accepts [`SHARE`]
+//!   connections in a call, and after [`REFUSALS`] refusals since the last admission none for
+//!   [`REST_NS`].
 //! - The kernel identifies the peer as of its connection: user, group, and a pidfd. So a pid that
 //!   is reused before the hello arrives identifies no other process.
 //!
@@ -58,6 +61,15 @@ pub const HELLO_NS: u64 = 1_000_000_000;
 ///
 /// An honest NF sends its hello at once, but may be preempted before.
 pub const GRACE_NS: u64 = 20_000_000;
+
+/// Most connections that one call accepts of a listener that shares its thread.
+pub const SHARE: usize = 16;
+
+/// Refusals since the last admission after which such a listener rests.
+pub const REFUSALS: u32 = 32;
+
+/// Length of this rest, in nanoseconds.
+pub const REST_NS: u64 = 100_000_000;
 
 /// Why the socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -154,6 +166,8 @@ pub struct Listener {
     socket: OwnedFd,
     epoll: OwnedFd,
     path: PathBuf,
+    /// The folder where the socket is made before it is moved to its path.
+    made_in: Option<PathBuf>,
     /// Device and inode of the socket's file.
     file: (u64, u64),
     mode: u32,
@@ -162,8 +176,10 @@ pub struct Listener {
     known: Option<BTreeSet<u32>>,
     /// Whether the epoll set watches the listening socket: false before [`Self::opens_ns`].
     accepting: bool,
-    /// Earliest time of the next accept after descriptors or memory ran out.
+    /// Earliest time of the next accept after descriptors or memory ran out, or in a rest.
     short_until_ns: u64,
+    /// Refusals since the last admission, if it shares its thread.
+    refused: Option<u32>,
 }
 
 /// Epoll data of the listening socket; that of a connection is its place.
@@ -175,21 +191,53 @@ const SHORT_NS: u64 = 50_000_000;
 /// Most connections that one call accepts, so that a flood does not starve the supervisor.
 const ACCEPTS: usize = 2 * PENDING;
 
-/// Makes a socket at a path, in place of one there; also returns its file's device and inode.
-fn listen_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachError> {
+/// Name of a socket in the folder where it is made, until it has its mode.
+const NEW: &str = ".new";
+
+/// Whether a socket can have this path.
+///
+/// # Errors
+/// [`AttachError::Long`].
+pub fn check_path(path: &Path) -> Result<(), AttachError> {
+    SocketAddrUnix::new(path).map(drop).map_err(|_| AttachError::Long(path.into()))
+}
+
+/// Removes a socket that is at a path.
+fn clear(path: &Path) -> Result<(), AttachError> {
+    let system = |source: io::Error| AttachError::System { path: path.into(), source };
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path).map_err(system),
+        Ok(_) => Err(AttachError::NotASocket(path.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(system(error)),
+    }
+}
+
+/// Makes a socket at a path, in place of one there, by way of a folder that only the manager can
+/// write, if there is one; also returns its file's device and inode.
+fn listen_at(path: &Path, made_in: Option<&Path>, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachError> {
+    check_path(path)?;
+    clear(path)?;
+    let Some(folder) = made_in else { return make_at(path, mode) };
+    let new = folder.join(NEW);
+    clear(&new)?;
+    let made = make_at(&new, mode)?;
+    std::fs::rename(&new, path).map_err(|source| {
+        // Else the folder could not be removed.
+        let _ = std::fs::remove_file(&new);
+        AttachError::System { path: path.into(), source }
+    })?;
+    Ok(made)
+}
+
+fn make_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachError> {
     let system = |source: io::Error| AttachError::System { path: path.into(), source };
     let failed = |error: Errno| system(error.into());
     let address = SocketAddrUnix::new(path).map_err(|_| AttachError::Long(path.into()))?;
-    match std::fs::symlink_metadata(path) {
-        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path).map_err(system)?,
-        Ok(_) => return Err(AttachError::NotASocket(path.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(system(error)),
-    }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
     // On Linux the file gets the socket's own mode, less the umask, so it is never wider than
-    // asked. The second call undoes the umask.
+    // asked. The second call undoes the umask; it follows a link that is there instead by now.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed)?;
     rustix::net::bind(&socket, &address).map_err(failed)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(system)?;
@@ -208,7 +256,21 @@ impl Listener {
     /// # Errors
     /// [`AttachError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, AttachError> {
-        let (socket, file) = listen_at(path, mode)?;
+        Self::bind_by(None, path, mode)
+    }
+
+    /// The same, at a path in a folder that others can write. The socket is made and gets its mode
+    /// in another folder of the same file system, which the manager alone can write: between the
+    /// two steps others could put a link in its place.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn bind_from(folder: &Path, path: &Path, mode: u32) -> Result<Self, AttachError> {
+        Self::bind_by(Some(folder), path, mode)
+    }
+
+    fn bind_by(made_in: Option<&Path>, path: &Path, mode: u32) -> Result<Self, AttachError> {
+        let (socket, file) = listen_at(path, made_in, mode)?;
         let failed = |error: Errno| AttachError::System { path: path.into(), source: error.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN).map_err(failed)?;
@@ -216,13 +278,39 @@ impl Listener {
             socket,
             epoll,
             path: path.into(),
+            made_in: made_in.map(Path::to_path_buf),
             file,
             mode,
             waiting: [const { None }; PENDING],
             known: None,
             accepting: true,
             short_until_ns: 0,
+            refused: None,
         })
+    }
+
+    /// The listener as one of several with a thread: none delays the others by its own flood.
+    #[must_use]
+    pub fn sharing(mut self) -> Self {
+        self.refused = Some(0);
+        self
+    }
+
+    /// Notes what became of a caller.
+    pub fn answered(&mut self, is_admitted: bool, now_ns: u64) {
+        match is_admitted {
+            true => self.refused = self.refused.map(|_| 0),
+            false => self.count_refused(1, now_ns),
+        }
+    }
+
+    fn count_refused(&mut self, n: usize, now_ns: u64) {
+        let Some(refused) = &mut self.refused else { return };
+        *refused += n as u32;
+        if *refused >= REFUSALS {
+            *refused = 0;
+            self.short_until_ns = self.short_until_ns.max(now_ns + REST_NS);
+        }
     }
 
     /// Makes the socket anew if its file was removed or replaced, and returns whether it was.
@@ -236,7 +324,7 @@ impl Listener {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.file) {
             return Ok(false);
         }
-        let (socket, file) = listen_at(&self.path, self.mode)?;
+        let (socket, file) = listen_at(&self.path, self.made_in.as_deref(), self.mode)?;
         let failed = |error: Errno| AttachError::System { path: self.path.clone(), source: error.into() };
         // Closing the former one removes it from the set.
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN).map_err(failed)?;
@@ -284,7 +372,7 @@ impl Listener {
         // Hellos first, because they free places.
         self.read_hellos(&mut events)?;
         self.expire(now_ns, &mut events);
-        for _ in 0..ACCEPTS {
+        for _ in 0..self.refused.map_or(ACCEPTS, |_| SHARE) {
             if now_ns < self.short_until_ns {
                 break;
             }
@@ -296,6 +384,8 @@ impl Listener {
         // Most clients send their hello right after connecting, so reading it now saves a round of
         // the supervisor.
         self.read_hellos(&mut events)?;
+        let dropped = events.iter().filter(|event| matches!(event, AttachEvent::Dropped { .. })).count();
+        self.count_refused(dropped, now_ns);
         let room = now_ns >= self.opens_ns();
         if room != self.accepting {
             let flags = if room { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
@@ -771,6 +861,43 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_that_shares_its_thread_takes_its_share_and_rests_after_refusals() {
+        let shared = || {
+            let Door { _folder, listener } = door();
+            Door { _folder, listener: listener.sharing() }
+        };
+        let mut door = shared();
+        let flood: Vec<OwnedFd> = (0..100).map(|_| door.knock()).collect();
+        flood.iter().for_each(|one| say_hello(one, "ghost"));
+        let mut now = 0;
+        for _ in 0..2 {
+            for _ in 0..REFUSALS as usize / SHARE {
+                let all = callers(door.serve(now));
+                assert_eq!(all.len(), SHARE);
+                for caller in all {
+                    caller.refuse("there is no NF ghost");
+                    door.listener.answered(false, now);
+                }
+            }
+            // The others of the thread have it to themselves.
+            assert!(door.serve(now).is_empty() && door.serve(now + REST_NS - 1).is_empty() && !door.is_readable());
+            assert_eq!(door.listener.next_deadline_ns(), Some(now + REST_NS));
+            now += REST_NS;
+        }
+        // What is admitted is none of a flood.
+        for _ in 0..REFUSALS {
+            door.listener.answered(false, now);
+            door.listener.answered(true, now);
+        }
+        assert_eq!(callers(door.serve(now)).len(), SHARE);
+        // What says no hello counts, too.
+        let mut door = shared();
+        let closed: Vec<OwnedFd> = (0..100).map(|_| door.knock()).collect();
+        drop(closed);
+        assert_eq!([door.serve(0).len(), door.serve(0).len(), door.serve(0).len()], [SHARE, SHARE, 0]);
+    }
+
+    #[test]
     fn a_want_of_descriptors_is_waited_out() {
         let mut door = door();
         let nf = door.knock();
@@ -844,5 +971,46 @@ mod tests {
         assert!(matches!(error, AttachError::Long(_)));
         let error = Listener::bind(&folder.path().join("missing/nf.sock"), 0o666).unwrap_err().to_string();
         assert!(error.starts_with("cannot make the socket "), "{error}");
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_socket_changes_the_mode_of_no_other_file() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        const TIMES: usize = 2_000;
+        let folder = tempfile::tempdir().unwrap();
+        let (own, path) = (folder.path().join("slo"), folder.path().join("slo/nf.sock"));
+        std::fs::create_dir(&own).unwrap();
+        let other = folder.path().join("other");
+        std::fs::write(&other, "").unwrap();
+        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let mut listener = Listener::bind_from(folder.path(), &path, 0o666).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // What may write the SLO's folder puts links there, as fast as it can.
+            scope.spawn(|| {
+                let link = own.join("link");
+                while !is_over.load(Ordering::Relaxed) {
+                    if std::fs::symlink_metadata(&path).is_ok_and(|there| there.file_type().is_socket()) {
+                        std::os::unix::fs::symlink(&other, &link).unwrap();
+                        std::fs::rename(&link, &path).unwrap();
+                    }
+                }
+            });
+            for _ in 0..TIMES {
+                let _ = std::fs::remove_file(&path);
+                // It may find a link there already.
+                let _ = listener.keep();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(other.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::remove_file(&path).unwrap();
+        assert!(listener.keep().unwrap());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o666);
+        assert!(!folder.path().join(NEW).exists());
+        let mut door = Door { _folder: folder, listener };
+        let nf = door.knock();
+        say_hello(&nf, "ids.0");
+        assert_eq!(callers(door.serve(0)).len(), 1);
     }
 }

@@ -154,16 +154,18 @@ fn a_hole_that_the_host_cannot_fill_ends_the_nfs_that_could_have_made_it_and_not
     daemon.stop();
 }
 
-/// Address of the daemon's first mapping of a memfd.
-fn address_of(daemon: &Daemon, file: &str) -> usize {
+/// Addresses of the daemon's mappings of memfds with a name.
+pub fn addresses_of(daemon: &Daemon, file: &str) -> Vec<usize> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
-    let line = maps.lines().find(|line| line.contains(&format!("memfd:{file} "))).unwrap_or_else(|| panic!("no {file} in\n{maps}"));
-    usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
+    let lines = maps.lines().filter(|line| line.contains(&format!("memfd:{file} ")));
+    let found: Vec<usize> = lines.map(|line| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()).collect();
+    assert!(!found.is_empty(), "no {file} in\n{maps}");
+    found
 }
 
 /// Sends the daemon's main thread the signal for a missing page of a file (SIGBUS).
 /// Rings and core pages are ordinary pages, of which a test cannot take all that the host has.
-fn fault(daemon: &Daemon, address: usize) {
+pub fn fault(daemon: &Daemon, address: usize) {
     let pid = daemon.pid() as libc::pid_t;
     let check = |what: &str, result: libc::c_long| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
     let none = std::ptr::null_mut::<libc::c_void>();
@@ -191,7 +193,7 @@ fn a_page_of_rings_or_of_a_core_that_is_missing_ends_the_nf_that_has_it_and_not_
     let mut daemon = start("never");
     for (n, (file, what)) in [("sluice-nf", "its own rings"), ("sluice-core", "the page of its core")].into_iter().enumerate() {
         flows(&mut daemon);
-        fault(&daemon, address_of(&daemon, file));
+        fault(&daemon, addresses_of(&daemon, file)[0]);
         daemon.wait("it was ended", |s| find_nf(s, "nf.0").stops == n as u64 + 1);
         let line = format!("a page of {what} was missing, which nf.0 has mapped");
         assert!(daemon.log().contains(&line), "{}", daemon.log());

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use sluice_api::shadow::{DifferenceKind, ShadowCounts, ShadowDifference};
+use sluice_dataplane::classify::key::FlowKey;
 use sluice_shm::descriptor::Verdict;
 
 /// Packets that may be out at a time. More are not compared.
@@ -72,7 +73,7 @@ struct Answer {
 #[derive(Debug)]
 struct Pair {
     frame: u32,
-    flow: u32,
+    flow: FlowKey,
     packet: Vec<u8>,
     old: Option<Answer>,
     new: Option<Answer>,
@@ -100,7 +101,7 @@ pub(crate) struct Comparer {
     pairs: HashMap<u64, Pair>,
     /// The packets that the old version has, by frame.
     frames: HashMap<u32, u64>,
-    flows: HashMap<u32, Flow>,
+    flows: HashMap<FlowKey, Flow>,
     counts: ShadowCounts,
     differences: Vec<ShadowDifference>,
 }
@@ -121,7 +122,7 @@ impl Comparer {
 
     /// The old version gets a packet in a frame, and the new one gets a copy; returns the number of
     /// that.
-    pub(crate) fn enters(&mut self, frame: u32, flow: u32, packet: &[u8]) -> u64 {
+    pub(crate) fn enters(&mut self, frame: u32, flow: FlowKey, packet: &[u8]) -> u64 {
         self.leaves(frame);
         let number = self.next;
         self.next += 1;
@@ -261,11 +262,16 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    /// One of many flows.
+    fn flow(number: u16) -> FlowKey {
+        FlowKey::parse(&[], 0, number)
+    }
+
     /// Lets `packets` packets of a flow enter, in frames of their own from 100 on.
     fn entered(packets: u32) -> Comparer {
         let mut comparer = Comparer::default();
         for i in 0..packets {
-            assert_eq!(comparer.enters(100 + i, 1, &[i as u8]), u64::from(i));
+            assert_eq!(comparer.enters(100 + i, flow(1), &[i as u8]), u64::from(i));
         }
         comparer
     }
@@ -318,7 +324,7 @@ mod tests {
     #[test]
     fn a_packet_behind_another_of_its_flow_is_in_another_order() {
         let mut comparer = entered(3);
-        comparer.enters(200, 2, b"other flow");
+        comparer.enters(200, flow(2), b"other flow");
         for frame in [100, 101, 102, 200] {
             comparer.old_returns(frame, Decided::Next, b"");
         }
@@ -338,7 +344,7 @@ mod tests {
         // The first is known on the old side already. Of the others it is not known.
         comparer.old_returns(101, Decided::Next, b"");
         // The frame has another packet by now.
-        assert_eq!(comparer.enters(101, 1, b"later"), 3);
+        assert_eq!(comparer.enters(101, flow(1), b"later"), 3);
         comparer.old_returns(101, Decided::Drop, b"");
         for number in [0, 1, 2] {
             comparer.new_returns(number, Decided::Next, b"");
@@ -351,7 +357,7 @@ mod tests {
     #[test]
     fn a_frame_that_comes_again_has_another_packet() {
         let mut comparer = entered(1);
-        comparer.enters(100, 1, b"again");
+        comparer.enters(100, flow(1), b"again");
         comparer.passes_by(100);
         // It has none that the shadow has.
         comparer.old_returns(100, Decided::Next, b"");
@@ -373,7 +379,7 @@ mod tests {
         }
         assert_eq!(comparer.counts(), ShadowCounts { compared: 2, equal: 2, missed: 1, ..ShadowCounts::default() });
         for frame in [100, 101] {
-            comparer.enters(frame, 1, b"");
+            comparer.enters(frame, flow(1), b"");
         }
         for frame in [100, 101] {
             comparer.old_returns(frame, Decided::Next, b"");
@@ -404,7 +410,7 @@ mod tests {
         let mut comparer = Comparer::default();
         let mut frame = 0;
         while comparer.has_room() {
-            comparer.enters(frame, frame, b"");
+            comparer.enters(frame, flow(frame as u16), b"");
             frame += 1;
         }
         assert_eq!(frame as usize, MOST);

@@ -5,6 +5,7 @@
 //! not have, or a wild cursor, ends it.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use sluice_dataplane::capture::{CapturedPacket, PacketOrigin};
@@ -13,7 +14,7 @@ use sluice_shm::arena::{Arena, Geometry};
 use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::doorbell;
-use sluice_shm::memory::{MemoryError, SharedMemory};
+use sluice_shm::memory::{Mapping, MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring::{Consumer, Producer, WildCursor};
 
@@ -82,6 +83,11 @@ impl ShadowMemory {
     /// What goes to its process: arena, region, core page.
     pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 3] {
         [self.arena_memory.fd(), self.region.memory.fd(), self.core_memory.fd()]
+    }
+
+    /// The daemon's mappings of these.
+    pub(crate) fn mappings(&self) -> [Arc<Mapping>; 3] {
+        [&self.arena_memory, &self.region.memory, &self.core_memory].map(|memory| memory.mapping().clone())
     }
 
     /// Whether it has no packets.

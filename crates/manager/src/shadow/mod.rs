@@ -57,25 +57,31 @@ pub(crate) struct Progress {
     pub(crate) broken: Option<String>,
 }
 
+/// What was published last; copied outside of the lock, which the supervisor takes.
+type Published = Arc<Mutex<Arc<Progress>>>;
+
 /// The thread of a shadow. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Shadowing {
-    progress: Arc<Mutex<Progress>>,
+    progress: Published,
     ends: Sender<Ends>,
     thread: JoinHandle<()>,
 }
 
 impl Shadowing {
-    /// Begins to give the shadow what `readers` take out.
+    /// Begins to give the shadow what `readers` take out, as soon as all packet threads copy: each
+    /// of `begun` says with which order its thread began.
     ///
     /// # Errors
     /// The system's, if it makes no thread.
-    pub(crate) fn start(memory: ShadowMemory, readers: Vec<CaptureReader>) -> std::io::Result<Self> {
+    pub(crate) fn start(memory: ShadowMemory, readers: Vec<CaptureReader>, begun: Vec<Receiver<u32>>) -> std::io::Result<Self> {
         let (ends, ending) = channel();
-        let progress = Arc::<Mutex<Progress>>::default();
+        let progress = Published::default();
         let worker = ShadowLoop {
             memory,
             readers,
+            begun,
+            from: 0,
             missed: 0,
             next: 0,
             comparer: Comparer::default(),
@@ -86,12 +92,13 @@ impl Shadowing {
         Ok(Self { progress, ends, thread })
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Arc<Progress> {
         // In this order: one that has ended has published all.
         let has_ended = self.thread.is_finished();
-        let mut progress = lock(&self.progress).clone();
-        if has_ended && !progress.is_done {
-            progress.broken.get_or_insert_with(|| "its thread has ended; the daemon's log has the reason".into());
+        let progress = lock(&self.progress).clone();
+        if has_ended && !progress.is_done && progress.broken.is_none() {
+            let broken = Some("its thread has ended; the daemon's log has the reason".into());
+            return Arc::new(Progress { broken, ..(*progress).clone() });
         }
         progress
     }
@@ -110,7 +117,7 @@ fn free(taps: Ends) {
 }
 
 /// A thread that has panicked has left what it had published.
-fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
+fn lock(progress: &Mutex<Arc<Progress>>) -> MutexGuard<'_, Arc<Progress>> {
     progress.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -141,13 +148,17 @@ pub(crate) fn wrong_shadow(wanted: &ShadowRequest) -> Option<&'static str> {
 struct ShadowLoop {
     memory: ShadowMemory,
     readers: Vec<CaptureReader>,
+    /// The packet threads that have not said yet that they copy, and the order from which those
+    /// copy that have.
+    begun: Vec<Receiver<u32>>,
+    from: u32,
     /// Missed copies that were counted.
     missed: u64,
     /// The order of the next copy.
     next: u32,
     comparer: Comparer,
     record: CapturedPacket,
-    progress: Arc<Mutex<Progress>>,
+    progress: Published,
 }
 
 impl ShadowLoop {
@@ -159,8 +170,7 @@ impl ShadowLoop {
             let moved = match self.turn() {
                 Ok(moved) => moved,
                 Err(broken) => {
-                    self.publish(false);
-                    lock(&self.progress).broken = Some(broken.to_string());
+                    self.publish(false, Some(broken.to_string()));
                     return ending.recv().into_iter().for_each(free);
                 }
             };
@@ -177,11 +187,11 @@ impl ShadowLoop {
                 && (self.memory.is_empty() || Instant::now() >= until)
             {
                 self.finish();
-                return self.publish(true);
+                return self.publish(true, None);
             }
             if published.elapsed() >= LOOK {
                 published = Instant::now();
-                self.publish(false);
+                self.publish(false, None);
             }
             if moved < AT_ONCE {
                 std::thread::sleep(NAP);
@@ -200,21 +210,51 @@ impl ShadowLoop {
         self.comparer.end(unread.into());
     }
 
-    fn publish(&self, is_done: bool) {
-        let mut progress = lock(&self.progress);
-        progress.counts = self.comparer.counts();
-        progress.differences = self.comparer.differences().to_vec();
-        progress.is_done = is_done;
+    /// Publishes what is known, if that is more than was published.
+    fn publish(&self, is_done: bool, broken: Option<String>) {
+        let counts = self.comparer.counts();
+        // Differences have counts.
+        if !is_done && broken.is_none() && lock(&self.progress).counts == counts {
+            return;
+        }
+        let progress = Progress { counts, differences: self.comparer.differences().to_vec(), is_done, broken };
+        let former = std::mem::replace(&mut *lock(&self.progress), Arc::new(progress));
+        // Here, without the lock.
+        drop(former);
+    }
+
+    /// Whether all packet threads copy by now.
+    ///
+    /// Until then one may have had packets that it has not shown, so what others have shown before
+    /// is not compared: a packet that came back there, or before another one of its flow, would be
+    /// taken for one that did not.
+    fn all_copy(&mut self) -> bool {
+        let from = &mut self.from;
+        self.begun.retain(|thread| match thread.try_recv() {
+            Ok(order) => {
+                *from = order.max(*from);
+                false
+            }
+            Err(TryRecvError::Empty) => true,
+            // A thread that has ended has no packets.
+            Err(TryRecvError::Disconnected) => false,
+        });
+        self.begun.is_empty()
     }
 
     /// Takes some copies and some answers. Returns how many.
     fn turn(&mut self) -> Result<usize, Broken> {
         let mut moved = 0;
+        let all_copy = self.all_copy();
         for _ in 0..AT_ONCE {
             if !self.take() {
                 break;
             }
-            self.note()?;
+            if all_copy && self.record.origin.is_none_or(|origin| origin.order >= self.from) {
+                self.note()?;
+            } else {
+                self.missed += u64::from(self.record.missed);
+            }
             moved += 1;
         }
         self.memory.wake();
@@ -252,7 +292,7 @@ impl ShadowLoop {
         let frame = origin.descriptor.frame;
         match (record.sighting.point, record.sighting.why) {
             (Point::ToNf(_), _) if self.comparer.has_room() && self.memory.fits(record, &origin) && self.memory.has_room()? => {
-                let flow = FlowKey::parse(&record.bytes, record.len, origin.descriptor.ingress).symmetric_hash();
+                let flow = FlowKey::parse(&record.bytes, record.len, origin.descriptor.ingress).connection().0;
                 let number = self.comparer.enters(frame, flow, &record.bytes);
                 self.memory.give(number, record, &origin)?;
             }

@@ -32,6 +32,8 @@ impl Bench {
         let work = ShadowLoop {
             memory,
             readers,
+            begun: Vec::new(),
+            from: 0,
             missed: 0,
             next: 0,
             comparer: Comparer::default(),
@@ -143,6 +145,52 @@ fn copies_that_were_missed_are_counted_once() {
 }
 
 #[test]
+fn what_one_thread_shows_before_all_copy_is_not_compared() {
+    let mut bench = Bench::new(1024);
+    let (one, begun_one) = channel();
+    let (other, begun_other) = channel();
+    bench.work.begun = vec![begun_one, begun_other];
+    one.send(bench.taps[0].next_order()).unwrap();
+    // The other thread returns the first packet without showing that, and shows the second one.
+    let entered = [bench.enters(0, &[1; 60]), bench.enters(1, &[2; 60])];
+    assert_eq!(bench.work.turn().unwrap(), 2);
+    let entered_late = bench.enters(2, &[3; 60]);
+    other.send(bench.taps[1].next_order()).unwrap();
+    bench.returns(entered[1]);
+    bench.returns(entered_late);
+    // All of one flow: the frame of the first one again, and another one.
+    let entered = [bench.enters(0, &[4; 60]), bench.enters(1, &[5; 60])];
+    entered.into_iter().for_each(|one| bench.returns(one));
+    assert_eq!(bench.work.turn().unwrap(), 7);
+    let got = bench.got();
+    assert_eq!(got.iter().map(|one| bench.bytes(one)).collect::<Vec<_>>(), [vec![4; 60], vec![5; 60]]);
+    bench.nf.tx.enqueue(&got).unwrap();
+    bench.work.turn().unwrap();
+    bench.work.finish();
+    assert_eq!(bench.counts(), ShadowCounts { compared: 2, equal: 2, ..ShadowCounts::default() });
+}
+
+#[test]
+fn what_is_known_is_published_when_it_has_changed() {
+    let mut bench = Bench::new(1024);
+    let published = |bench: &Bench| lock(&bench.work.progress).clone();
+    let entered = bench.enters(0, &[1; 60]);
+    bench.returns(entered);
+    bench.work.turn().unwrap();
+    bench.work.publish(false, None);
+    let got = bench.got();
+    bench.nf.tx.enqueue(&got).unwrap();
+    bench.work.turn().unwrap();
+    bench.work.publish(false, None);
+    let first = published(&bench);
+    assert_eq!((first.counts.compared, first.is_done), (1, false));
+    bench.work.publish(false, None);
+    assert!(Arc::ptr_eq(&first, &published(&bench)));
+    bench.work.publish(true, None);
+    assert!(published(&bench).is_done);
+}
+
+#[test]
 fn what_is_lost_otherwise_is_not_compared() {
     let mut bench = Bench::new(1024);
     for (frame, why) in [(0, DropReason::NfGone), (1, DropReason::NotAllowed)] {
@@ -177,7 +225,14 @@ fn a_forged_frame_ends_a_shadow_and_a_forged_packet_is_a_difference() {
 #[test]
 fn the_thread_publishes_its_result_when_the_taps_are_back() {
     let Bench { work, mut taps, packets, mut nf, .. } = Bench::new(1024);
-    let shadowing = Shadowing::start(work.memory, work.readers).unwrap();
+    let shadowing = {
+        let begun = taps.iter().map(|tap| {
+            let (to, from) = channel();
+            to.send(tap.next_order()).unwrap();
+            from
+        });
+        Shadowing::start(work.memory, work.readers, begun.collect()).unwrap()
+    };
     packets.write(0, HEADROOM as u16, &[1; 60]);
     let descriptor = Descriptor { frame: 0, offset: HEADROOM as u16, len: 60, ..Descriptor::default() };
     taps[0].show(&packets, 1, &Bench::sight(Point::ToNf(NF)), &[descriptor]);

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::epoll;
-use rustix::io::Errno;
 use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::CpuSet;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
 
@@ -21,6 +20,7 @@ use crate::nf::death::Cause;
 use sluice_api::config::Mode;
 use sluice_config::estimates::Of;
 use sluice_dataplane::handle::NfHandle;
+use sluice_host::affinity::{self, AffinityError};
 use sluice_host::attach;
 use sluice_host::process;
 
@@ -32,11 +32,12 @@ fn may_come(nf: &Nf) -> Result<(), String> {
     if let Some((cause, until_ns)) = nf.life().kept_out() {
         let wait = until_ns.saturating_sub(monotonic_ns()) as f64 / 1e9;
         let service = nf.name.rsplit_once('.');
+        let why = cause.map_or("ended again and again after a short time".into(), |cause| {
+            format!("was stopped because it {}", offence(cause))
+        });
         return Err(format!(
-            "{} was stopped because it {}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and \
-             `sluice nf add {}`)",
+            "{} {why}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and `sluice nf add {}`)",
             nf.name,
-            offence(cause),
             nf.name,
             service.map_or(&*nf.name, |(service, _)| service)
         ));
@@ -51,17 +52,16 @@ fn may_come(nf: &Nf) -> Result<(), String> {
 /// it elsewhere.
 ///
 /// # Errors
-/// The cpuset of its cgroup, which is not the daemon's, lacks the core.
+/// The cpuset of its cgroup, which is not the daemon's, lacks the core; or the process has ended.
 fn move_to(peer: &attach::Peer, core: usize) -> Result<(), String> {
     let Some(pid) = peer.pid.filter(|_| core < CpuSet::MAX_CPU) else { return Ok(()) };
-    let mut only = CpuSet::new();
-    only.set(core);
-    match sched_setaffinity(Some(pid), &only) {
-        Err(Errno::INVAL) => {
+    match affinity::pin_process(pid, peer.pidfd.as_fd(), core) {
+        Err(AffinityError::NoSuchCore { .. }) => {
             Err("the cpuset of its own cgroup lacks that core: give it the cores of NFs (for a pod, at the kubelet)".into())
         }
+        Err(error @ (AffinityError::Ended | AffinityError::Unsettled)) => Err(error.to_string()),
         // Without the right to, the NF moves by itself.
-        _ => Ok(()),
+        Ok(()) | Err(AffinityError::System(_)) => Ok(()),
     }
 }
 
@@ -91,7 +91,9 @@ impl Supervisor {
     pub(super) fn accept_nf(&mut self, slo: Option<&str>, caller: attach::Caller) {
         let why = match self.admit_caller(slo, &caller) {
             Ok(Admission::Now(number)) => {
-                if let Err(error) = self.welcome(number, caller) {
+                let welcomed = self.welcome(number, caller);
+                self.host.sockets.answered(slo, welcomed.is_ok(), monotonic_ns());
+                if let Err(error) = welcomed {
                     let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
                     self.feed(number, Event::Fails(Cause::Unstarted(error.to_string())));
                     self.host.notices.print(NoticeKind::Failed(service), || error.to_string());
@@ -107,6 +109,7 @@ impl Supervisor {
         };
         let name = caller.hello.name.clone();
         let peer = caller.refuse(&why);
+        self.host.sockets.answered(slo, false, monotonic_ns());
         match slo {
             // No process of a service's zygote comes by this socket.
             Some(slo) => {
@@ -371,5 +374,23 @@ mod tests {
         // To the kernel, a core that is not there is one that a cpuset lacks.
         let why = move_to(&peer, CpuSet::MAX_CPU - 1).unwrap_err();
         assert!(why.contains("lacks that core"), "{why}");
+    }
+
+    #[test]
+    fn what_has_the_number_of_a_process_that_has_ended_stays_where_it_is() {
+        let start = || std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
+        let (mut ended, mut other) = (start(), start());
+        let pidfd = process::pidfd_open(Pid::from_child(&ended)).unwrap();
+        ended.kill().unwrap();
+        ended.wait().unwrap();
+        let pid = Pid::from_child(&other);
+        let cores = || rustix::thread::sched_getaffinity(Some(pid)).unwrap();
+        let before = cores();
+        let core = (0..CpuSet::MAX_CPU).rfind(|core| before.is_set(*core)).unwrap();
+        let moved = move_to(&attach::Peer { pid: Some(pid), uid: 0, gid: 0, pidfd }, core);
+        let after = cores();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!((moved, after), (Err("the process has ended".into()), before));
     }
 }

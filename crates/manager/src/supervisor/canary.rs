@@ -74,10 +74,29 @@ impl Supervisor {
         let ends = |purpose: &Purpose| matches!(purpose, Purpose::Canary(..) | Purpose::Shadow(..));
         let is_it = |upgrade: &&mut Upgrade| upgrade.to.config.name == name && ends(&upgrade.purpose);
         let Some(upgrade) = self.changes.upgrades.iter_mut().find(is_it) else {
-            return Err(SupervisorError::NoSuch(format!("service {name} has no canary and no shadow")));
+            return Err(self.nothing_to_abort(name));
         };
         upgrade.trial.fails_for("it was ended by request".into());
         Ok(())
+    }
+
+    /// Why no version of a service is on trial.
+    fn nothing_to_abort(&self, name: &str) -> SupervisorError {
+        let is_upgrading = self.changes.upgrades.iter().any(|upgrade| upgrade.to.config.name == name);
+        let has_passed = self.seen.shadows.get(name).is_some_and(|shadow| shadow.failed.is_none());
+        match (is_upgrading, has_passed) {
+            (true, true) => SupervisorError::Conflict(format!(
+                "the shadow of service {name} has passed, and the service is being upgraded, which --abort does not end; wait for the end, \
+                 then upgrade it to its former program"
+            )),
+            (true, false) => SupervisorError::Conflict(format!(
+                "service {name} is being upgraded without a canary or a shadow, which --abort does not end; wait for the end"
+            )),
+            (false, true) => SupervisorError::NoSuch(format!(
+                "service {name} has no canary and no shadow: its last shadow has passed; upgrade it to its former program to go back"
+            )),
+            (false, false) => SupervisorError::NoSuch(format!("service {name} has no canary and no shadow")),
+        }
     }
 
     /// The canary of a service that gets a part of new flows, and its part in percent.

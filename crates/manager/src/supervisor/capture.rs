@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use sluice_api::model::{self as api, MAX_CAPTURES};
 use sluice_api::{ApiError, ErrorKind};
 use sluice_dataplane::capture::{CaptureScope, Point, Tap, pair};
+use sluice_dataplane::worker::Worker;
 
 use super::backend::Remote;
 use super::{Supervisor, SupervisorError};
@@ -130,6 +131,23 @@ impl Supervisor {
             self.plane.send(thread, move |worker| worker.capture(tap));
         }
         Ok(())
+    }
+
+    /// As [`Self::begin_capture`], of a capture that follows an NF. Each thread answers with the
+    /// order of the first copy that can be its own.
+    pub(super) fn begin_following(&self, taps: Vec<Tap>) -> Vec<Receiver<u32>> {
+        let begin = |(thread, tap): (usize, Tap)| {
+            let (to, from) = channel();
+            let act = move |worker: &mut Worker| {
+                // Before the thread has its tap, so that none of its copies is older.
+                let order = tap.next_order();
+                worker.capture(tap);
+                let _ = to.send(order);
+            };
+            self.plane.send(thread, act);
+            from
+        };
+        taps.into_iter().enumerate().map(begin).collect()
     }
 
     /// Has the packet threads give their taps back.

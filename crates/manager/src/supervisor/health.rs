@@ -83,7 +83,7 @@ impl Supervisor {
             }
         }
         if let Some(trouble) = self.host.runtime_dir.trouble() {
-            let what = format!("was removed and cannot be made anew as it was: {trouble}");
+            let what = format!("lacks something that cannot be made anew as it was: {trouble}");
             found.push((format!("directory {}", self.config.manager.runtime_dir.display()), "removed", what));
         }
         let mut lesser = Vec::new();

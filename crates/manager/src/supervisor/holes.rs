@@ -10,6 +10,7 @@ use sluice_shm::hole;
 use sluice_shm::memory::Mapping;
 
 use super::nfs::Nf;
+use super::upgrade::Purpose;
 use super::{ServiceState, Supervisor};
 use sluice_dataplane::handle::{StopReason, Violation};
 
@@ -32,14 +33,32 @@ impl Supervisor {
         if count != self.host.holes.seen {
             self.host.holes.seen = count;
             self.host.holes.is_broken = true;
-            self.end_those_that_dig();
+            let is_of_shadow = self.end_shadows_that_dig();
+            self.end_those_that_dig(is_of_shadow);
         }
         if self.host.holes.is_broken {
             self.mend();
         }
     }
 
-    fn end_those_that_dig(&self) {
+    /// Ends shadows with a hole in their memory, which no NF has. Returns whether there are any.
+    /// Their memory is not mended: it goes with them.
+    fn end_shadows_that_dig(&mut self) -> bool {
+        let mut is_any = false;
+        for upgrade in &mut self.changes.upgrades {
+            let Purpose::Shadow(trial, _) = &upgrade.purpose else { continue };
+            if trial.has_hole() {
+                let why = "a page of its memory was missing, and it may have made the hole; if the host was out of memory, give it more \
+                           and begin the shadow again";
+                upgrade.trial.fails_for(why.into());
+                is_any = true;
+            }
+        }
+        is_any
+    }
+
+    /// `is_known`: a hole was found elsewhere.
+    fn end_those_that_dig(&self, is_known: bool) {
         let mut named = Vec::new();
         for nf in self.nfs.values() {
             let Some(handle) = &nf.handle else { continue };
@@ -60,7 +79,7 @@ impl Supervisor {
             let all: Vec<&Nf> = self.nfs.values().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
             named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
         }
-        if named.is_empty() {
+        if named.is_empty() && !is_known {
             warn!("a page of shared memory was missing and no NF has that memory; the host may be out of memory or hugepages");
         }
         for (nf, what) in named {

@@ -11,6 +11,10 @@ pub(super) enum NoticeKind {
     Impostor,
     /// The same by the socket of an SLO.
     Refused,
+    /// Something in the runtime directory was removed, and is there again.
+    Restored,
+    /// The same, and it could not be made.
+    Unrestored,
     Ended(u16),
     /// An NF was stopped for cause.
     Stopped(u16),

@@ -357,14 +357,16 @@ impl Supervisor {
         self.not_placing()?;
         let Some(kept) = &self.promises.kept else { return Ok(None) };
         let refuse = |error| SupervisorError::Conflict(format!("this configuration does not keep what is placed: {error}"));
-        self.overlaid(wanted, &kept.assignment).map(Some).map_err(refuse)
+        let overlaid = self.overlaid(wanted, &kept.assignment).map_err(refuse)?;
+        self.can_have_sockets(&overlaid).map_err(SupervisorError::Conflict)?;
+        Ok(Some(overlaid))
     }
 
     /// Notes that this configuration is in force.
     pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
         let slos = sockets::attaching(&overlaid.config, &overlaid.services);
         if let Err(error) = self.open_sockets(&slos) {
-            self.promises.trouble(error.to_string());
+            self.promises.trouble(error);
         }
         self.close_sockets(&slos);
         if let Some(kept) = &mut self.promises.kept {

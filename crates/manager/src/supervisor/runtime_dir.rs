@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::notice::NoticeKind;
 use super::{Supervisor, SupervisorError};
 
 /// Time between two checks.
@@ -33,24 +34,23 @@ impl Supervisor {
             return;
         }
         self.host.runtime_dir.looked = Some(now);
-        let trouble = match self.make_runtime_dir_anew() {
-            Ok(is_made) => {
-                if is_made {
-                    let dir = self.config.manager.runtime_dir.display();
-                    warn!("the runtime directory {dir}, or a file in it, was removed; it is there again");
-                }
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        };
+        let (is_made, trouble) = self.make_runtime_dir_anew().unwrap_or_else(|error| (false, Some(error.to_string())));
+        // A container can remove a socket each second.
+        if is_made {
+            let dir = self.config.manager.runtime_dir.display();
+            let line = || format!("the runtime directory {dir}, or a file in it, was removed; it is there again");
+            self.host.notices.print(NoticeKind::Restored, line);
+        }
         if let Some(trouble) = trouble.as_ref().filter(|trouble| self.host.runtime_dir.trouble.as_ref() != Some(trouble)) {
-            warn!("the runtime directory was removed and cannot be made anew as it was: {trouble}");
+            let line = || format!("something in the runtime directory was removed and cannot be made anew as it was: {trouble}");
+            self.host.notices.print(NoticeKind::Unrestored, line);
         }
         self.host.runtime_dir.trouble = trouble;
     }
 
-    fn make_runtime_dir_anew(&mut self) -> Result<bool, SupervisorError> {
-        let Some(record) = &mut self.host.record else { return Ok(false) };
+    /// Returns whether something was made, and what could not be made.
+    fn make_runtime_dir_anew(&mut self) -> Result<(bool, Option<String>), SupervisorError> {
+        let Some(record) = &mut self.host.record else { return Ok((false, None)) };
         let is_made = record.keep()?;
         self.host.runtime_dir.owes_guard |= is_made;
         if let Some(guard) = self.outside.guard().filter(|_| self.host.runtime_dir.owes_guard) {
@@ -59,6 +59,7 @@ impl Supervisor {
                 .map_err(|source| SupervisorError::Conflict(format!("cannot write the guard's file: {source}")))?;
         }
         self.host.runtime_dir.owes_guard = false;
-        Ok(self.host.sockets.keep(&self.config.manager.runtime_dir)? | is_made)
+        let (are_made, trouble) = self.host.sockets.keep(&self.config.manager.runtime_dir);
+        Ok((is_made | are_made, trouble.or(self.open_missing().err())))
     }
 }

@@ -54,8 +54,9 @@ impl Remote {
             |error: MemoryError| ApiError::conflict(format!("no memory for a shadow: {error}"), "free some, or give smaller rings");
         let memory = ShadowMemory::new(plan.stride, plan.ring).map_err(no_memory)?;
         let (taps, readers) = following(&plan.scope, WORDS, plan.threads).into_iter().unzip();
+        let mappings = memory.mappings();
         let stage = ShadowStage::Starts(Some(Box::new((memory, taps, readers))));
-        let (service, trial) = (name.to_string(), ShadowTrial { wanted: wanted.clone(), plan, stage });
+        let (service, trial) = (name.to_string(), ShadowTrial { wanted: wanted.clone(), plan, stage, mappings });
         let told = self.change(move |s| s.begin_shadow(&service, trial))?;
         outcome(&told, "the new version takes long until it is ready")
     }
@@ -77,9 +78,7 @@ impl Supervisor {
         if to.config.is_pooled() {
             return refused("its pool gives flows to its instances; upgrade it at once");
         }
-        if self.changes.upgrades.iter().filter(|upgrade| matches!(upgrade.purpose, Purpose::Shadow(..))).count() >= MOST {
-            return refused(&format!("{MOST} services have one, the most at a time; wait for the end of one, or end one"));
-        }
+        self.has_place_for_shadow(name)?;
         let instances = self.services.get(usize::from(number)).into_iter().flatten().flat_map(|service| &service.instances);
         let takes = |nf: &&Nf| nf.life().takes_packets() && nf.handle.is_some();
         let Some(of) = instances.filter_map(|nf| self.nfs.get(nf)).find(takes) else {
@@ -95,10 +94,25 @@ impl Supervisor {
         })
     }
 
+    /// Checks that one more service may have a shadow.
+    ///
+    /// # Errors
+    /// As many have one as may.
+    fn has_place_for_shadow(&self, name: &str) -> Result<(), SupervisorError> {
+        match self.changes.upgrades.iter().filter(|upgrade| matches!(upgrade.purpose, Purpose::Shadow(..))).count() {
+            ..MOST => Ok(()),
+            _ => Err(SupervisorError::Conflict(format!(
+                "service {name} can have no shadow: {MOST} services have one, the most at a time; wait for the end of one, or end one"
+            ))),
+        }
+    }
+
     /// Starts a shadow; the receiver is notified when it gets copies.
     fn begin_shadow(&mut self, name: &str, trial: ShadowTrial) -> Result<Receiver<UpgradeResult>, SupervisorError> {
         let version = api::Upgrade { exec: trial.wanted.exec.clone(), args: trial.wanted.args.clone() };
         let (number, to) = self.version(name, &version)?;
+        // Others may have begun since it was planned.
+        self.has_place_for_shadow(name)?;
         self.has_room_for(1)?;
         let core = trial.wanted.core.or_else(|| self.nfs.get(&trial.plan.of).map(|nf| nf.core));
         let (reply, told) = channel();
@@ -204,7 +218,7 @@ impl Supervisor {
     fn step_of_shadow(&mut self, upgrade: &mut Upgrade) -> Advance {
         let now_ns = monotonic_ns();
         let Purpose::Shadow(trial, _) = &mut upgrade.purpose else { return Advance::GiveUp };
-        let ShadowTrial { wanted, plan, stage } = &mut **trial;
+        let ShadowTrial { wanted, plan, stage, .. } = &mut **trial;
         let ShadowStage::Watched(watch) = stage else {
             // It says that its handler is made; no packet thread has its page.
             let seen = |nf: &Nf| Instance { state: nf.life().state(), is_made: true };
@@ -219,9 +233,11 @@ impl Supervisor {
         watch.look_ns = now_ns + LOOK_NS;
         let progress = watch.thread.progress();
         let violated = || self.violated(upgrade.service, watch.nf).into_iter().find(|slo| !watch.violated.contains(slo));
-        let fault = match progress.broken {
-            Some(what) => Some(what),
-            None if self.has_changed(plan) => Some("the instance whose packets it got was started again meanwhile".into()),
+        let fault = match &progress.broken {
+            Some(what) => Some(what.clone()),
+            None if self.has_changed(plan) => {
+                Some("the instance whose packets it got was started again meanwhile; begin the shadow again".into())
+            }
             None => violated().map(|slo| format!("the SLO {slo} is violated since it gets copies")),
         };
         let fault = fault.or_else(|| shadow_fault(wanted, &progress.counts).filter(|_| progress.is_done));
@@ -260,9 +276,13 @@ impl Supervisor {
         let ShadowStage::Starts(parts) = &mut trial.stage else { return };
         let Some((memory, taps, readers)) = parts.take().map(|parts| *parts) else { return };
         self.let_others_go_first(nf);
-        match Shadowing::start(memory, readers) {
+        let begun = self.begin_following(taps);
+        match Shadowing::start(memory, readers, begun) {
             Ok(thread) => trial.stage = ShadowStage::Watched(watch(thread)),
-            Err(error) => return upgrade.trial.fails_for(format!("no thread can be made for it: {error}")),
+            Err(error) => {
+                drop(self.end_capture(&trial.plan.scope));
+                return upgrade.trial.fails_for(format!("no thread can be made for it: {error}"));
+            }
         }
         let name_of = |number: u16| self.nfs.get(&number).map_or(String::new(), |nf| nf.name.clone());
         let (name, of) = (name_of(nf), name_of(of));
@@ -273,9 +293,6 @@ impl Supervisor {
         if let Some(reply) = reply.take() {
             // The caller may be gone.
             let _ = reply.send(Ok((upgraded, Vec::new())));
-        }
-        if let Err(error) = self.begin_capture(taps) {
-            upgrade.trial.fails_for(error.to_string());
         }
     }
 
@@ -323,7 +340,7 @@ impl Supervisor {
             runs: true,
             failed: None,
             counts: progress.counts,
-            differences: progress.differences,
+            differences: progress.differences.clone(),
         }
     }
 

@@ -66,18 +66,66 @@ impl Sockets {
         all
     }
 
+    /// Notes what became of a caller that came by the socket of an SLO.
+    pub(super) fn answered(&mut self, slo: Option<&str>, is_admitted: bool, now_ns: u64) {
+        let listener = slo.and_then(|slo| self.of_slos.get_mut(slo));
+        listener.into_iter().for_each(|listener| listener.answered(is_admitted, now_ns));
+    }
+
     /// Latest time of the next [`Sockets::serve`]; none if only the descriptors matter.
     pub(super) fn next_deadline_ns(&self) -> Option<u64> {
         std::iter::once(&self.main).chain(self.of_slos.values()).filter_map(Listener::next_deadline_ns).min()
     }
 
-    /// Makes those anew that were removed, and returns whether there were any.
-    pub(super) fn keep(&mut self, runtime_dir: &Path) -> Result<bool, AttachError> {
-        let mut is_made = self.main.keep()?;
+    /// Makes those anew that were removed. Returns whether there were any, and the first error: one
+    /// that cannot be made keeps back no other.
+    pub(super) fn keep(&mut self, runtime_dir: &Path) -> (bool, Option<String>) {
+        let (mut is_made, mut trouble) = (false, None);
+        let mut note = |kept: Result<bool, String>| match kept {
+            Ok(made) => is_made |= made,
+            Err(error) => {
+                trouble.get_or_insert(error);
+            }
+        };
+        note(self.main.keep().map_err(|error| error.to_string()));
         for (slo, listener) in &mut self.of_slos {
-            make_folders(&folders(runtime_dir, slo))?;
-            is_made |= listener.keep()?;
+            let kept = make_folders(&folders(runtime_dir, slo)).and_then(|()| listener.keep());
+            note(kept.map_err(|error| of_slo(slo, &error)));
         }
-        Ok(is_made)
+        (is_made, trouble)
+    }
+}
+
+/// An error with the socket of an SLO.
+pub(super) fn of_slo(slo: &str, error: &AttachError) -> String {
+    format!("the SLO {slo} has no socket: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_file_in_the_place_of_a_socket_keeps_back_no_other_slo() {
+        let runtime_dir = tempfile::tempdir().unwrap();
+        let dir = runtime_dir.path();
+        let mut sockets = Sockets::new(Listener::bind(&dir.join(SOCKET), 0o666).unwrap());
+        let path = |slo: &str| folders(dir, slo)[1].join(SOCKET);
+        for slo in ["acme", "rogue"] {
+            make_folders(&folders(dir, slo)).unwrap();
+            sockets.of_slos.insert(slo.into(), Listener::bind_from(&folders(dir, slo)[0], &path(slo), 0o666).unwrap());
+        }
+        assert_eq!(sockets.keep(dir), (false, None));
+        for slo in ["acme", "rogue"] {
+            std::fs::remove_file(path(slo)).unwrap();
+        }
+        std::fs::write(path("acme"), "its own").unwrap();
+        let (is_made, trouble) = sockets.keep(dir);
+        let trouble = trouble.unwrap();
+        assert!(is_made && trouble.contains("the SLO acme") && trouble.contains("is no socket"), "{trouble}");
+        assert!(path("rogue").exists());
+        std::fs::remove_file(path("acme")).unwrap();
+        assert_eq!(sockets.keep(dir), (true, None));
+        assert_eq!(sockets.keep(dir), (false, None));
     }
 }

@@ -6,8 +6,9 @@
 //!
 //! # Ends
 //! A process that ends by itself is restarted by [`BACKOFF`], one that was stopped for cause by
-//! [`AFTER_CAUSE`]. `on_failure` decides which services are restarted. An NF is gone when its
-//! process ends while it drains, is on trial, or leaves with its flow.
+//! [`AFTER_CAUSE`]. `on_failure` decides which services are restarted. Where processes attach by
+//! themselves the same pauses keep the next one out: each admission is work for all threads. An NF
+//! is gone when its process ends while it drains, is on trial, or leaves with its flow.
 //!
 //! # Patience
 //! | what is waited for | how long | then |
@@ -37,7 +38,7 @@ pub(super) const RESPITE: Duration = Duration::from_secs(1);
 pub(super) const MOST_RESPITES: u32 = 120;
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Restarts of NFs that end by themselves.
+/// Restarts, or new admissions, of NFs that end by themselves.
 pub(crate) const BACKOFF: Backoff =
     Backoff { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None };
 
@@ -165,9 +166,9 @@ impl Life {
         !self.course.drains && !self.course.leaves && self.state != State::Stopping
     }
 
-    /// Whether it will not be restarted.
+    /// Whether it will not be restarted, nor let in again.
     pub(crate) fn is_lost(&self) -> bool {
-        matches!(self.state, State::Failed | State::Gone)
+        self.state == State::Gone || self.state == State::Failed && self.deadline_ns.is_none()
     }
 
     pub(crate) fn awaits_fork(&self) -> bool {
@@ -213,9 +214,10 @@ impl Life {
         self.deadline_ns.filter(|_| matches!(self.state, State::Restarting | State::Failed))
     }
 
-    /// Why and until when an NF that attaches by itself is kept out.
-    pub(crate) fn kept_out(&self) -> Option<(StopReason, u64)> {
-        (self.state == State::Failed).then_some(self.past.stopped_for?).zip(self.deadline_ns)
+    /// Until when an NF that attaches by itself is kept out, and what it was stopped for, if it
+    /// was.
+    pub(crate) fn kept_out(&self) -> Option<(Option<StopReason>, u64)> {
+        self.deadline_ns.filter(|_| self.state == State::Failed).map(|until_ns| (self.past.stopped_for, until_ns))
     }
 
     #[cfg(test)]
@@ -446,7 +448,7 @@ impl Life {
             State::Starting if self.respites < RESPITES => todo.push(Action::LookWhetherStarved),
             State::Starting => self.said_no_hello(now_ns, false, todo),
             State::Stopping => todo.push(Action::Kill),
-            // It had attached by itself, and was stopped for cause.
+            // It had attached by itself.
             State::Failed => self.to(State::Expected)?,
             State::Expected | State::Running | State::Gone => {}
         }
@@ -474,10 +476,8 @@ impl Life {
                 false => TrialEnd::BeforeHello,
             }));
         }
-        if for_cause {
-            self.past.stops += 1;
-            self.past.stopped_for = Some(stop_reason);
-        }
+        self.past.stops += u64::from(for_cause);
+        self.past.stopped_for = for_cause.then_some(stop_reason);
         let cause = self.cause(ended, is_renewed);
         let comes = self.origin == Origin::Arrives;
         let (is_fresh, is_spent) = (is_renewed && !comes, stop_reason == StopReason::Spent);
@@ -485,10 +485,13 @@ impl Life {
         let mut pause_ns = None;
         let next = match self.state {
             State::Stopping => State::Gone,
-            // It was not admitted.
-            State::Expected => State::Expected,
             _ if goes => State::Gone,
-            _ if comes && !for_cause => State::Expected,
+            _ if comes && !for_cause => {
+                if !is_renewed {
+                    pause_ns = self.pause(stop_reason, ran_ns).filter(|pause| *pause > 0);
+                }
+                if pause_ns.is_some() { State::Failed } else { State::Expected }
+            }
             // It is to get its tenant's fresh memory.
             _ if is_fresh => State::Restarting,
             _ if !comes && !ended.comes_again => State::Failed,
@@ -524,7 +527,8 @@ impl Life {
 
     /// The pause until it is restarted or admitted again; none if it is not.
     fn pause(&mut self, stop_reason: StopReason, ran_ns: u64) -> Option<u64> {
-        let ran_ns = restart::run_ns(self.is_attached, ran_ns);
+        // One that is still expected was not admitted.
+        let ran_ns = restart::run_ns(self.is_attached && self.state != State::Expected, ran_ns);
         let decision = match stop_reason {
             // It has stood still for `stall_ms` already.
             StopReason::Stalled if self.origin != Origin::Arrives => AFTER_CAUSE.after_failure(&mut self.past.offences, ran_ns),

@@ -689,12 +689,51 @@ mod arrival {
         assert!(nf.is(State::Expected));
     }
 
+    /// Lets it attach and end this often, each run this long; returns the pauses.
+    fn pauses(nf: &mut Played, times: usize, run: Duration) -> Vec<Option<Duration>> {
+        let once = |_| {
+            nf.comes();
+            nf.runs_for(run, CRASH);
+            let left = nf.left();
+            assert!(if left.is_some() { nf.is(State::Failed) } else { nf.is(State::Expected) });
+            assert_eq!(nf.life.kept_out(), left.map(|left| (None, nf.now + left.as_nanos() as u64)));
+            nf.after(left.unwrap_or_default());
+            assert!(nf.is(State::Expected) && nf.left().is_none());
+            left
+        };
+        (0..times).map(once).collect()
+    }
+
+    #[test]
+    fn one_that_leaves_again_and_again_is_let_in_ever_later() {
+        let mut nf = Played::new(Origin::Arrives);
+        assert_eq!(pauses(&mut nf, 4, MS), [None, Some(10 * MS), Some(20 * MS), Some(40 * MS)]);
+        assert_eq!(pauses(&mut nf, 20, MS).last(), Some(&Some(5 * S)));
+        // After a calm time it comes at once.
+        assert_eq!(pauses(&mut nf, 2, 10 * S), [None, None]);
+        assert_eq!(pauses(&mut nf, 2, MS), [Some(10 * MS), Some(20 * MS)]);
+    }
+
+    #[test]
+    fn one_that_leaves_before_it_is_let_in_is_let_in_ever_later_too() {
+        let mut nf = Played::new(Origin::Arrives);
+        let mut left = || {
+            // It is a long time since it was expected first.
+            nf.now += 3600 * S.as_nanos() as u64;
+            nf.on(Event::Due);
+            nf.all([Event::Granted, Event::Ended(CRASH)]);
+            nf.left()
+        };
+        assert_eq!([left(), left(), left()], [None, Some(10 * MS), Some(20 * MS)]);
+        assert!(nf.is(State::Failed));
+    }
+
     #[test]
     fn one_that_was_stopped_for_cause_is_kept_out_for_a_while() {
         let mut nf = Played::running(Origin::Arrives);
         let todo = nf.runs_for(MS, for_cause(StopReason::Violations));
         assert_eq!(said(&todo).unwrap().1, "it is let in again in 1.0 s");
-        assert_eq!(nf.life.kept_out(), Some((StopReason::Violations, nf.now + 1_000_000_000)));
+        assert_eq!(nf.life.kept_out(), Some((Some(StopReason::Violations), nf.now + 1_000_000_000)));
         assert!(nf.life.on(nf.now, Event::Admitted).is_err());
         assert_eq!(nf.after(S), []);
         assert!(nf.is(State::Expected) && nf.life.kept_out().is_none());
@@ -715,6 +754,7 @@ mod arrival {
         assert_eq!(nf.on(Event::Renewed), [Action::Kill]);
         let todo = nf.runs_for(MS, CRASH);
         assert_eq!((said(&todo).unwrap().0, nf.is(State::Expected)), (Cause::Renewed, true));
+        assert_eq!(nf.life.deaths_in_a_row(), 0);
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sluice_api::shadow::ShadowRequest;
 use sluice_dataplane::capture::{CaptureReader, CaptureScope, Tap};
+use sluice_shm::memory::Mapping;
 
 use crate::shadow::{ShadowMemory, Shadowing};
 
@@ -13,6 +14,8 @@ pub(crate) struct ShadowTrial {
     pub(crate) wanted: ShadowRequest,
     pub(crate) plan: ShadowPlan,
     pub(crate) stage: ShadowStage,
+    /// The daemon's mappings of its memory, which its thread has.
+    pub(crate) mappings: [Arc<Mapping>; 3],
 }
 
 /// The copies that a shadow gets.
@@ -52,6 +55,11 @@ pub(crate) struct ShadowWatch {
 }
 
 impl ShadowTrial {
+    /// Whether a page of its memory was missing.
+    pub(crate) fn has_hole(&self) -> bool {
+        self.mappings.iter().any(|mapping| mapping.holes() > 0)
+    }
+
     /// When it is looked at next, on the monotonic clock, if it gets copies.
     pub(crate) fn look_ns(&self) -> Option<u64> {
         match &self.stage {

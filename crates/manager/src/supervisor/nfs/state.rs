@@ -21,7 +21,8 @@ pub(crate) enum State {
     Stopping,
     /// Its process has ended, and a new one starts after a pause.
     Restarting,
-    /// Its process has ended, and no new one starts.
+    /// Its process has ended, and no new one starts; one that comes by itself is let in after a
+    /// pause.
     Failed,
     Gone,
 }
@@ -37,12 +38,17 @@ pub(crate) struct Forbidden {
 use State::{Expected, Failed, Gone, Restarting, Running, Starting, Stopping};
 
 /// The transitions, and when each is taken.
-const STEPS: [(State, State, &str); 16] = [
+const STEPS: [(State, State, &str); 17] = [
     (Expected, Starting, "the manager starts its process, or it came by itself (`attach = true`) and its hello was accepted"),
+    (Expected, Failed, "processes that came by themselves left before they were let in: a pause begins"),
     (Expected, Gone, "it is removed before it came"),
     (Starting, Running, "it says that its handler is made"),
     (Starting, Restarting, "it ended, could not be started, or said no hello in time, and is to be tried again"),
-    (Starting, Failed, "the same, and it is not to be tried again"),
+    (
+        Starting,
+        Failed,
+        "the same, and it is not to be tried again; or it had come by itself, as another shortly before: a pause begins",
+    ),
     (Starting, Expected, "it came by itself and left before it was ready"),
     (Starting, Stopping, "it is removed, or the manager stops; or it is of a version on trial, and ended"),
     (Running, Stopping, "it is removed, or the manager stops; or it ended on its way out"),
@@ -50,7 +56,8 @@ const STEPS: [(State, State, &str); 16] = [
     (
         Running,
         Failed,
-        "it ended and is not to be started again, or it had come by itself and was stopped for cause: a pause begins",
+        "it ended and is not to be started again; or it had come by itself, and was stopped for cause or ended soon once more: a \
+         pause begins",
     ),
     (Running, Expected, "it came by itself and left: another process may come in its name"),
     (Stopping, Gone, "its process has ended, by itself or killed"),

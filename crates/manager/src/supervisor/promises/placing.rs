@@ -92,6 +92,7 @@ impl Supervisor {
         }
         let base = self.promises.base(&self.config);
         let overlaid = self.overlaid(&base, &assignment).map_err(|error| invalid(&error))?;
+        self.can_have_sockets(&overlaid).map_err(|error| invalid(&error))?;
         check_profiles(&base, &assignment).map_err(|error| invalid(&error))?;
         self.promises.classes.check(&assignment).map_err(|error| invalid(&error))?;
         let changes = self.plan_as_is(&overlaid.config).map_err(|error| invalid(&error))?;

@@ -9,11 +9,12 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use crate::supervisor::nfs::{Nf, State};
-use crate::supervisor::sockets::{SOCKET, folders, make_folders};
+use crate::supervisor::sockets::{SOCKET, folders, make_folders, of_slo};
 use crate::supervisor::{Supervisor, token};
 use sluice_api::config::Config;
-use sluice_host::attach::{AttachError, Listener};
+use sluice_host::attach::{self, AttachError, Listener};
 use sluice_host::record::Thing;
+use sluice_promises::overlay::Overlaid;
 
 /// The SLOs of which NFs attach, by the services that were made for them.
 pub(super) fn attaching(config: &Config, services: &BTreeMap<(String, String), String>) -> BTreeSet<String> {
@@ -27,26 +28,53 @@ impl Supervisor {
         self.promises.kept.as_ref().map_or_else(BTreeSet::new, |kept| attaching(&self.config, &kept.services))
     }
 
+    /// Checks that the SLOs of which NFs attach can have sockets.
+    ///
+    /// # Errors
+    /// The name of one is too long for that.
+    pub(super) fn can_have_sockets(&self, overlaid: &Overlaid) -> Result<(), String> {
+        for slo in attaching(&overlaid.config, &overlaid.services) {
+            let path = folders(&self.config.manager.runtime_dir, &slo)[1].join(SOCKET);
+            if let Err(error) = attach::check_path(&path) {
+                return Err(format!("the SLO {slo} has no socket: {error}, or a shorter name of the SLO"));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the sockets of these SLOs, besides those that are there.
     ///
     /// # Errors
-    /// One could not be made. Those before it are there.
-    pub(super) fn open_sockets(&mut self, slos: &BTreeSet<String>) -> Result<(), AttachError> {
+    /// One could not be made, the first of such. All others are there.
+    pub(super) fn open_sockets(&mut self, slos: &BTreeSet<String>) -> Result<(), String> {
+        let mut all = Ok(());
         for slo in slos {
-            if self.host.sockets.of_slos.contains_key(slo) {
-                continue;
+            if !self.host.sockets.of_slos.contains_key(slo) {
+                all = all.and(self.open_socket(slo).map_err(|error| of_slo(slo, &error)));
             }
-            let folders = folders(&self.config.manager.runtime_dir, slo);
-            let path = folders[1].join(SOCKET);
-            folders.iter().for_each(|folder| self.note(|r| r.made(Thing::Directory, folder)));
-            self.note(|r| r.made(Thing::Socket, &path));
-            make_folders(&folders)?;
-            let listener = Listener::bind(&path, 0o666)?;
-            let failed = |error: Errno| AttachError::System { path: path.clone(), source: error.into() };
-            let data = epoll::EventData::new_u64(token::SLO_LISTENER);
-            epoll::add(&self.host.epoll, listener.fd(), data, epoll::EventFlags::IN).map_err(failed)?;
-            self.host.sockets.of_slos.insert(slo.clone(), listener);
         }
+        all
+    }
+
+    /// Makes the sockets of SLOs in force that could not be made before.
+    ///
+    /// # Errors
+    /// As [`Self::open_sockets`].
+    pub(in crate::supervisor) fn open_missing(&mut self) -> Result<(), String> {
+        self.open_sockets(&self.attaching_now())
+    }
+
+    fn open_socket(&mut self, slo: &str) -> Result<(), AttachError> {
+        let folders = folders(&self.config.manager.runtime_dir, slo);
+        let path = folders[1].join(SOCKET);
+        folders.iter().for_each(|folder| self.note(|r| r.made(Thing::Directory, folder)));
+        self.note(|r| r.made(Thing::Socket, &path));
+        make_folders(&folders)?;
+        let listener = Listener::bind_from(&folders[0], &path, 0o666)?.sharing();
+        let failed = |error: Errno| AttachError::System { path: path.clone(), source: error.into() };
+        let data = epoll::EventData::new_u64(token::SLO_LISTENER);
+        epoll::add(&self.host.epoll, listener.fd(), data, epoll::EventFlags::IN).map_err(failed)?;
+        self.host.sockets.of_slos.insert(slo.to_string(), listener);
         Ok(())
     }
 
@@ -98,7 +126,11 @@ impl Supervisor {
         let has: Vec<String> =
             all.iter().filter_map(|(template, _, nf)| Some(format!("{template}/{}", nf.position.instance?))).collect();
         Err(match has[..] {
-            [] => format!("this is the socket of the SLO {slo}, which is being placed: try again in a moment"),
+            // The instances of the new one are not known by their numbers yet.
+            _ if self.promises.placing.is_some() => {
+                format!("this is the socket of the SLO {slo}, and a placement is being taken over: try again in a moment")
+            }
+            [] => format!("this is the socket of the SLO {slo}, which has no instances here that attach"),
             _ => format!(
                 "this is the socket of the SLO {slo}, which has no free instance {name:?}; set SLUICE_NF to one of {}",
                 has.join(", ")
