@@ -8,27 +8,12 @@ use sluice_planner::demand::Demand;
 use sluice_slo::placement::{Instance, Placement};
 use sluice_slo::slo::{Promise, Slo as Terms};
 
-use crate::board::Board;
+use crate::board::{Board, Room};
 use crate::health::{Health, see_agents};
 use crate::wish::{Why, Wish};
 
 /// Packets per second are equal if they differ by less than this part.
 const EPSILON: f64 = 1e-9;
-
-/// Where more instances of an SLO may be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Room {
-    None,
-    Any,
-    /// On this node alone.
-    Only(String),
-}
-
-impl Room {
-    pub fn only(&self) -> Option<&str> {
-        if let Self::Only(node) = self { Some(node) } else { None }
-    }
-}
 
 /// An instance.
 #[derive(Debug, Clone)]
@@ -163,7 +148,7 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64, room: &Room) -> Res
             }
             Ok(added.into_iter().map(|(at, _)| at).collect())
         };
-        match board.add_to(wish.name(), room.only(), add, || wish.promised(Some(profile))) {
+        match board.add_to(wish.name(), room, add, || wish.promised(Some(profile))) {
             Ok(()) => return Ok(()),
             Err(refusal) => {
                 refused = Some(match refused {

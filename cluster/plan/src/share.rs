@@ -20,9 +20,9 @@ use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::Placement;
 use sluice_slo::slo::{Cap, Promise, Slo as Terms};
 
-use crate::board::Board;
+use crate::board::{Board, Room};
 use crate::health::is_settled;
-use crate::keep::{Part, Room, drop_lost, parts, uses, waiting, with_silent};
+use crate::keep::{Part, drop_lost, parts, uses, waiting, with_silent};
 use crate::wish::{Why, Wish};
 
 /// Part of what an instance is known to carry that it may be given when others go.
@@ -189,7 +189,7 @@ fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(
             }
             Ok(vec![at])
         };
-        let added = board.add_to(slo, room.only(), one_more, || wish.promised(None));
+        let added = board.add_to(slo, room, one_more, || wish.promised(None));
         added.map_err(|error| Why::new("NoRoom", with_silent(board, error.to_string())))?;
     }
     Ok(())

@@ -162,29 +162,6 @@ fn a_change_of_an_nf_goes_node_by_node_and_stops_at_one_that_refuses() {
 }
 
 #[test]
-fn an_slo_that_a_node_refuses_is_taken_back_and_tried_nowhere_else() {
-    let mut cluster = Cluster::new(3);
-    cluster.promise("old", 2e6);
-    cluster.run();
-    let node = cluster.nodes("old")[0].clone();
-    cluster.refuse.insert(node.clone(), "another binary".into());
-    cluster.promise("new", 2e6);
-    cluster.round();
-    assert_eq!(cluster.nodes("new"), std::slice::from_ref(&node));
-    cluster.agents();
-    cluster.round();
-    assert!(cluster.instances("new").is_empty() && cluster.is_kept("old"));
-    assert_eq!(cluster.said("new"), ("refused".into(), "NodeRefuses".into()));
-    cluster.refuse.clear();
-    cluster.run();
-    assert_eq!(cluster.said("new").1, "NodeRefuses", "it would be refused again");
-    assert_eq!(cluster.memo.next_deadline(cluster.now), Some(Duration::from_secs(600)));
-    cluster.world.functions.get_mut(&Key::new("t", "nat")).unwrap().spec.args = vec!["--other".into()];
-    cluster.run();
-    assert!(cluster.is_kept("new"));
-}
-
-#[test]
 fn what_a_silent_node_does_not_take_over_goes_elsewhere() {
     let mut cluster = Cluster::new(2);
     cluster.promise("old", 2e6);
