@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use sluice_cluster_types::{NodePlan, Use};
 use sluice_planner::admission::{Reason, Refusal, admit};
 use sluice_planner::demand::Demand;
+use sluice_slo::assignment::Promised;
 use sluice_slo::placement::{Instance, Placement};
 use sluice_slo::slo::{Promise, Slo as Terms};
 
@@ -90,7 +91,7 @@ pub fn with_silent(board: &Board, message: String) -> String {
 
 /// Keeps other terms from now on, where they have changed.
 fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
-    let mut carries: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut changes: BTreeMap<String, (Vec<f64>, Promised)> = BTreeMap::new();
     for node in board.nodes(wish.name()) {
         let Some((server, promised)) = board.server(&node).zip(board.promised.get(&node).and_then(|of| of.get(wish.name()))) else {
             continue;
@@ -110,15 +111,18 @@ fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
             return Err(no_server(wish, &shape.cpu));
         };
         let demand = Demand::of(&wish.terms, profile, &shape).map_err(|error| Why::new("Impossible", error.to_string()))?;
-        carries.insert(node.clone(), demand.capacity_pps);
-        board.promised.entry(node).or_default().insert(wish.name().into(), wish.promised(Some(profile)));
+        changes.insert(node, (demand.capacity_pps, wish.promised(Some(profile))));
     }
+    // All nodes or none: after an error, terms and instances must still be of each other.
     board.edit(wish.name(), |node, one| {
-        if let Some(pps) = carries.get(node).and_then(|sizes| sizes.get(one.ways as usize)) {
+        if let Some(pps) = changes.get(node).and_then(|(sizes, _)| sizes.get(one.ways as usize)) {
             one.capacity_pps = *pps;
             one.load_pps = one.load_pps.min(*pps);
         }
     });
+    for (node, (_, promised)) in changes {
+        board.promised.entry(node).or_default().insert(wish.name().into(), promised);
+    }
     Ok(())
 }
 

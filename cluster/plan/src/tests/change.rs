@@ -194,3 +194,21 @@ fn a_node_that_profiles_gets_nothing_until_it_is_done() {
     cluster.run();
     assert_eq!(cluster.nodes("new"), [node]);
 }
+
+#[test]
+fn terms_change_on_all_nodes_or_on_none() {
+    let mut cluster = Cluster::new(2);
+    cluster.promise("web", 20e6);
+    cluster.run();
+    assert_eq!(cluster.nodes("web"), ["n000", "n001"]);
+    // The second node has another processor, of which there is no profile.
+    let other = |server: &mut sluice_slo::placement::PlacedServer| server.shape.cpu = "B".into();
+    other(&mut cluster.world.plans.get_mut("n001").unwrap().spec.server);
+    let before: Vec<_> = cluster.world.plans.values().map(|plan| plan.spec.slos.clone()).collect();
+    let mut spec = reserved("web", 20e6);
+    spec.reserved.as_mut().unwrap().latency_us = 2000.0;
+    cluster.ask("web", spec);
+    cluster.round();
+    assert_eq!(cluster.said("web").1, "NoServer");
+    assert_eq!(cluster.world.plans.values().map(|plan| plan.spec.slos.clone()).collect::<Vec<_>>(), before);
+}
