@@ -20,6 +20,9 @@ use crate::world::{Key, World};
 /// Most SLOs for which a round looks for room, so that none waits long for the others.
 const MOST_TRIES: usize = 256;
 
+/// The pause before a round for a deadline that has passed.
+const SOON: Duration = Duration::from_millis(100);
+
 /// What a program that plans remembers from round to round. All of it can be lost.
 #[derive(Debug, Default)]
 pub struct Memo {
@@ -49,11 +52,13 @@ struct NoRoom {
 
 impl Memo {
     /// When something changes by time alone: a node will have been waited for too long, an SLO that
-    /// was refused is tried again, or the load of SLOs on demand is looked at.
+    /// was refused is tried again, or the load of SLOs on demand is looked at. What has come since
+    /// the last round is due [`SOON`], so that a caller that cannot act does not spin.
     pub fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let look = self.loads.values().any(|load| load.wanted > 1).then_some(self.looked + share::LOOK);
         let ends = self.clocks.ends().chain(self.refusals.ends()).chain(look);
-        ends.filter(|end| *end > now).min()
+        let next = ends.filter(|end| *end > self.looked).min()?;
+        Some(if next > now { next } else { now + SOON })
     }
 }
 
@@ -105,7 +110,9 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     };
     let gone: Vec<String> = world.plans.values().filter(|plan| is_gone(plan)).map(|plan| plan.spec.server.name.clone()).collect();
     let changed = board.servers().filter(|server| gone.binary_search(&server.name).is_err());
-    let plans = changed.filter_map(|server| written(world, &board, server, definitions.get(&server.name), term)).collect();
+    let plans: Vec<NodePlanSpec> =
+        changed.filter_map(|server| written(world, &board, server, definitions.get(&server.name), term)).collect();
+    plans.iter().for_each(|plan| memo.clocks.start(world, &plan.server.name, now));
     Round { plans, gone, again: again || board.is_freed }
 }
 

@@ -212,3 +212,21 @@ fn terms_change_on_all_nodes_or_on_none() {
     assert_eq!(cluster.said("web").1, "NoServer");
     assert_eq!(cluster.world.plans.values().map(|plan| plan.spec.slos.clone()).collect::<Vec<_>>(), before);
 }
+
+#[test]
+fn a_plan_is_waited_for_from_the_round_that_writes_it() {
+    let mut cluster = Cluster::new(2);
+    assert_eq!(cluster.memo.next_deadline(cluster.now), None);
+    cluster.promise("new", 2e6);
+    cluster.now += Duration::from_secs(5);
+    cluster.round();
+    let (began, end) = (cluster.now, cluster.now + crate::health::SLOW);
+    assert_eq!(cluster.memo.next_deadline(began), Some(end));
+    // It passes before it is asked for.
+    let late = end + Duration::from_secs(1);
+    let due = cluster.memo.next_deadline(late).unwrap();
+    assert!(due > late && due < late + Duration::from_secs(1), "{due:?}");
+    cluster.now = due;
+    cluster.round();
+    assert!(cluster.memo.next_deadline(due).is_none_or(|next| next > due + Duration::from_secs(1)), "a round moves it on");
+}
