@@ -15,6 +15,21 @@ enum At {
     Rest(usize),
 }
 
+/// Where more instances of an SLO may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Room {
+    None,
+    Any,
+    /// On this node alone.
+    Only(String),
+}
+
+impl Room {
+    pub fn only(&self) -> Option<&str> {
+        if let Self::Only(node) = self { Some(node) } else { None }
+    }
+}
+
 /// All servers with their instances, while a round changes them.
 #[derive(Debug, Default)]
 pub struct Board {
@@ -35,6 +50,8 @@ pub struct Board {
     pub added: usize,
     /// Nodes whose agents are silent.
     pub silent: Vec<String>,
+    /// Where each SLO gets no instances, because the node refuses it.
+    pub barred: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Board {
@@ -139,20 +156,20 @@ impl Board {
         }
     }
 
-    /// Has an instance added: to any open server, or to one server alone. `add` returns the servers
-    /// that it has changed, by their index.
+    /// Has an instance added: to any open server where the SLO may be, or to one server alone. `add`
+    /// returns the servers that it has changed, by their index.
     ///
     /// # Errors
     /// Those of `add`.
     pub fn add_to<E>(
         &mut self,
         slo: &str,
-        only: Option<&str>,
+        room: &Room,
         add: impl FnOnce(&mut Placement) -> Result<Vec<usize>, E>,
         promised: impl Fn() -> Promised,
     ) -> Result<(), E> {
-        let names: Vec<String> = match only {
-            None => add(&mut self.open)?.into_iter().map(|i| self.open.servers[i].name.clone()).collect(),
+        let names: Vec<String> = match room.only() {
+            None => self.add_open(slo, add)?,
             Some(node) => {
                 let mut one = Placement { servers: self.server(node).cloned().into_iter().collect() };
                 let at = add(&mut one)?;
@@ -168,5 +185,20 @@ impl Board {
             self.promised.entry(name).or_default().insert(slo.into(), promised());
         }
         Ok(())
+    }
+
+    /// Has an instance added to any open server where the SLO may be. Returns their names.
+    fn add_open<E>(&mut self, slo: &str, add: impl FnOnce(&mut Placement) -> Result<Vec<usize>, E>) -> Result<Vec<String>, E> {
+        let index = |node: &String| if let Some(At::Open(i)) = self.at.get(node) { Some(*i) } else { None };
+        let mut hidden: Vec<usize> = self.barred.get(slo).into_iter().flatten().filter_map(index).collect();
+        hidden.sort_unstable_by(|a, b| b.cmp(a));
+        let servers = &mut self.open.servers;
+        let taken: Vec<(usize, PlacedServer)> = hidden.into_iter().map(|i| (i, servers.remove(i))).collect();
+        let added = add(&mut self.open);
+        let names = added.map(|at| at.into_iter().map(|i| self.open.servers[i].name.clone()).collect());
+        for (i, server) in taken.into_iter().rev() {
+            self.open.servers.insert(i, server);
+        }
+        names
     }
 }

@@ -51,6 +51,12 @@ impl Clocks {
         }
     }
 
+    /// Notes that a node gets another plan.
+    pub fn start(&mut self, world: &World, name: &str, now: Duration) {
+        let applied = world.plans.get(name).and_then(|plan| plan.status.as_ref()).map_or(0, |status| status.applied_revision);
+        self.waiting.entry(name.into()).or_insert((applied, now));
+    }
+
     /// Whether a node has not taken over its plan for too long.
     pub fn is_slow(&self, name: &str, now: Duration) -> bool {
         self.waiting.get(name).is_some_and(|(_, since)| now.saturating_sub(*since) >= SLOW)

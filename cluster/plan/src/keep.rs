@@ -5,30 +5,16 @@ use std::collections::BTreeMap;
 use sluice_cluster_types::{NodePlan, Use};
 use sluice_planner::admission::{Reason, Refusal, admit};
 use sluice_planner::demand::Demand;
+use sluice_slo::assignment::Promised;
 use sluice_slo::placement::{Instance, Placement};
 use sluice_slo::slo::{Promise, Slo as Terms};
 
-use crate::board::Board;
+use crate::board::{Board, Room};
 use crate::health::{Health, see_agents};
 use crate::wish::{Why, Wish};
 
 /// Packets per second are equal if they differ by less than this part.
 const EPSILON: f64 = 1e-9;
-
-/// Where more instances of an SLO may be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Room {
-    None,
-    Any,
-    /// On this node alone.
-    Only(String),
-}
-
-impl Room {
-    pub fn only(&self) -> Option<&str> {
-        if let Self::Only(node) = self { Some(node) } else { None }
-    }
-}
 
 /// An instance.
 #[derive(Debug, Clone)]
@@ -105,7 +91,7 @@ pub fn with_silent(board: &Board, message: String) -> String {
 
 /// Keeps other terms from now on, where they have changed.
 fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
-    let mut carries: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut changes: BTreeMap<String, (Vec<f64>, Promised)> = BTreeMap::new();
     for node in board.nodes(wish.name()) {
         let Some((server, promised)) = board.server(&node).zip(board.promised.get(&node).and_then(|of| of.get(wish.name()))) else {
             continue;
@@ -125,15 +111,18 @@ fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
             return Err(no_server(wish, &shape.cpu));
         };
         let demand = Demand::of(&wish.terms, profile, &shape).map_err(|error| Why::new("Impossible", error.to_string()))?;
-        carries.insert(node.clone(), demand.capacity_pps);
-        board.promised.entry(node).or_default().insert(wish.name().into(), wish.promised(Some(profile)));
+        changes.insert(node, (demand.capacity_pps, wish.promised(Some(profile))));
     }
+    // All nodes or none: after an error, terms and instances must still be of each other.
     board.edit(wish.name(), |node, one| {
-        if let Some(pps) = carries.get(node).and_then(|sizes| sizes.get(one.ways as usize)) {
+        if let Some(pps) = changes.get(node).and_then(|(sizes, _)| sizes.get(one.ways as usize)) {
             one.capacity_pps = *pps;
             one.load_pps = one.load_pps.min(*pps);
         }
     });
+    for (node, (_, promised)) in changes {
+        board.promised.entry(node).or_default().insert(wish.name().into(), promised);
+    }
     Ok(())
 }
 
@@ -163,7 +152,7 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64, room: &Room) -> Res
             }
             Ok(added.into_iter().map(|(at, _)| at).collect())
         };
-        match board.add_to(wish.name(), room.only(), add, || wish.promised(Some(profile))) {
+        match board.add_to(wish.name(), room, add, || wish.promised(Some(profile))) {
             Ok(()) => return Ok(()),
             Err(refusal) => {
                 refused = Some(match refused {

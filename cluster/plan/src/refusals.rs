@@ -4,14 +4,16 @@
 //! A node refuses a plan as a whole, for one SLO of many. The others must not wait for that one.
 //!
 //! # Approach
-//! All that a node does not run yet is taken off the plan that it refuses. One SLO alone is *held*:
-//! nothing looks for a place for it until it changes, or for a while. Several are *tried*: those
-//! that the node's words name first, then the rest, or else one half after the other. A group that
-//! the node takes over is as any other; one that it refuses is divided again. So the words of a
-//! node only say where to begin, and what is held was refused alone.
+//! All that a node does not run yet is taken off the plan that it refuses. One SLO alone is *held*
+//! on that node until it changes, or for a while, and goes to another node. When a second node
+//! refuses it, nothing looks for a place for it. Several are *tried*: those that the node's words
+//! name first, then the rest, or else one half after the other. A group that the node takes over is
+//! as any other; one that it refuses is divided again. So the words of a node only say where to
+//! begin, and what is held was refused alone.
 //!
-//! A node that refuses its plan without any of them is itself the reason: they go elsewhere.
-//! Meanwhile the node gets nothing else, so that nothing else is refused with them.
+//! A node is itself the reason if it refuses its plan without any of them, or if others run
+//! [`STRIKES`] of the SLOs that it alone refuses. It gets nothing else then. Nor does it while some
+//! are tried on it, so that nothing else is refused with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,13 +21,17 @@ use std::time::Duration;
 use sluice_cluster_types::{NodePlan, PlannedChain, PlannedFunction};
 use sluice_slo::slo::Slo as Terms;
 
+use crate::board::Room;
 use crate::health::{self, Clocks, Health};
-use crate::keep::Room;
 use crate::wish::{Why, Wish};
 use crate::world::World;
 
 /// Time after which an SLO that a node refuses is tried again.
 const HOLD: Duration = Duration::from_secs(600);
+/// Nodes that refuse an SLO until it is tried on no other one.
+const VERDICT: usize = 2;
+/// SLOs that others run and a node refuses, until the node gets nothing more.
+const STRIKES: usize = 2;
 
 /// All that an SLO asks of a node.
 type Asked = (Terms, PlannedChain, Vec<PlannedFunction>);
@@ -34,15 +40,34 @@ fn asked_for(wish: &Wish<'_>) -> Asked {
     (wish.terms.clone(), wish.chain(), wish.functions().collect())
 }
 
-/// An SLO that a node refuses to run.
+/// An SLO that nodes refuse to run.
 #[derive(Debug)]
 struct Held {
     asked: Asked,
+    /// By node.
+    by: BTreeMap<String, Refused>,
+}
+
+/// What a node says of an SLO alone.
+#[derive(Debug)]
+struct Refused {
+    said: String,
     since: Duration,
-    why: Why,
-    node: String,
     /// The revision that the node refused.
     revision: i64,
+}
+
+impl Held {
+    fn why(&self) -> Why {
+        let nodes: Vec<&str> = self.by.keys().map(String::as_str).collect();
+        let said = self.by.values().max_by_key(|one| one.since).map(|one| one.said.as_str()).unwrap_or_default();
+        let again = "it is tried again in ten minutes, or when it, its chain or its NFs change";
+        let message = match nodes[..] {
+            [node] => format!("node {node} refuses it: {said}; no other node has room for it; {again}"),
+            _ => format!("nodes {} refuse it: {said}; {again}", nodes.join(" and ")),
+        };
+        Why::new("NodeRefuses", message)
+    }
 }
 
 /// SLOs of which a node refuses at least one.
@@ -91,6 +116,8 @@ pub struct Refusals {
     trials: BTreeMap<String, Trial>,
     /// The node of each SLO that is tried.
     tried: BTreeMap<String, String>,
+    /// Nodes that refuse what others run.
+    closed: BTreeSet<String>,
 }
 
 /// An SLO that is to leave a node: node and SLO.
@@ -119,10 +146,17 @@ impl Refusals {
             }
         }
         let is_held = |slo: &String, held: &Held| {
-            let is_same = asked.get(slo.as_str()).is_some_and(|wish| asked_for(wish) == held.asked);
-            is_same && now.saturating_sub(held.since) < HOLD
+            !held.by.is_empty() && asked.get(slo.as_str()).is_some_and(|wish| asked_for(wish) == held.asked)
         };
-        self.held.retain(|slo, held| is_held(slo, held));
+        self.held.retain(|slo, held| {
+            held.by.retain(|node, one| world.plans.contains_key(node) && now.saturating_sub(one.since) < HOLD);
+            is_held(slo, held)
+        });
+        self.strike(world);
+        let Self { held, trials, closed, .. } = self;
+        trials.retain(|node, _| !closed.contains(node));
+        // Elsewhere they are refused, or run, without the others.
+        trials.values_mut().for_each(|trial| trial.keep(|slo| !held.contains_key(slo)));
         let of = |(node, trial): (&String, &Trial)| trial.waiting().map(|slo| (slo.clone(), node.clone())).collect::<Vec<_>>();
         self.tried = self.trials.iter().flat_map(of).collect();
         taken
@@ -143,18 +177,19 @@ impl Refusals {
             [] => {
                 // It refuses without them, too.
                 self.trials.remove(node);
-                self.held.retain(|_, held| held.node != node || held.revision >= revision);
+                self.held.values_mut().for_each(|held| held.by.retain(|on, one| on != node || one.revision >= revision));
             }
             [slo] => {
                 if let Some(trial) = self.trials.get_mut(node) {
                     trial.keep(|other| other != slo);
                 }
                 let Some(wish) = asked.get(slo.as_str()) else { return };
-                let message = format!(
-                    "node {node} refuses it: {said}; it is tried again in ten minutes, or when it, its chain or its NFs change"
-                );
-                let why = Why::new("NodeRefuses", message);
-                self.held.insert(slo.clone(), Held { asked: asked_for(wish), since: now, why, node: node.into(), revision });
+                let asked = asked_for(wish);
+                let held = self.held.entry(slo.clone()).or_insert_with(|| Held { asked: asked.clone(), by: BTreeMap::new() });
+                if held.asked != asked {
+                    *held = Held { asked, by: BTreeMap::new() };
+                }
+                held.by.insert(node.into(), Refused { said: said.into(), since: now, revision });
             }
             _ => self.trials.entry(node.into()).or_default().divide(lacks, said),
         }
@@ -173,21 +208,46 @@ impl Refusals {
         }
     }
 
-    /// Whether a node is to get nothing else.
-    pub fn is_trying(&self, node: &str) -> bool {
-        self.trials.contains_key(node)
+    /// Finds nodes that refuse what others run.
+    fn strike(&mut self, world: &World) {
+        self.closed.clear();
+        let mut strikes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let alone = |held: &Held| held.by.keys().next().filter(|_| held.by.len() == 1).cloned();
+        let alone: BTreeMap<&str, String> = self.held.iter().filter_map(|(slo, held)| Some((slo.as_str(), alone(held)?))).collect();
+        if alone.is_empty() {
+            return;
+        }
+        for (node, plan) in world.plans.iter().filter(|(_, plan)| health::is_settled(plan)) {
+            for one in &plan.spec.slos {
+                if let Some((slo, by)) = alone.get_key_value(one.slo.name.as_str()).filter(|(_, by)| *by != node) {
+                    strikes.entry(by).or_default().insert(slo);
+                }
+            }
+        }
+        self.closed = strikes.into_iter().filter(|(_, of)| of.len() >= STRIKES).map(|(node, _)| node.into()).collect();
     }
 
-    /// Where an SLO may get more instances, or why it may not; none if it was not refused.
-    pub fn room(&self, slo: &str, plans: &BTreeMap<String, NodePlan>) -> Option<Result<Room, Why>> {
+    /// Whether a node is to get nothing else.
+    pub fn is_closed(&self, node: &str) -> bool {
+        self.trials.contains_key(node) || self.closed.contains(node)
+    }
+
+    /// The nodes on which each SLO is held.
+    pub fn barred(&self) -> BTreeMap<String, BTreeSet<String>> {
+        self.held.iter().map(|(slo, held)| (slo.clone(), held.by.keys().cloned().collect())).collect()
+    }
+
+    /// Where an SLO may get more instances, and why it has none if that finds no place.
+    pub fn room(&self, slo: &str, plans: &BTreeMap<String, NodePlan>) -> (Room, Option<Why>) {
         if let Some(held) = self.held.get(slo) {
-            return Some(Err(held.why.clone()));
+            let room = if held.by.len() < VERDICT { Room::Any } else { Room::None };
+            return (room, Some(held.why()));
         }
-        let node = self.tried.get(slo)?;
-        let trial = self.trials.get(node)?;
+        let tried = self.tried.get(slo).and_then(|node| Some((node, self.trials.get(node)?)));
+        let Some((node, trial)) = tried else { return (Room::Any, None) };
         // An answer is waited for.
         let is_next = plans.get(node).is_some_and(health::is_settled) && trial.now.iter().any(|one| one == slo);
-        Some(if is_next { Ok(Room::Only(node.clone())) } else { Err(trial_why(node, trial)) })
+        if is_next { (Room::Only(node.clone()), None) } else { (Room::None, Some(trial_why(node, trial))) }
     }
 
     /// An SLO that is tried no longer fits there: it is as any other.
@@ -200,7 +260,7 @@ impl Refusals {
 
     /// When something changes by time alone.
     pub fn ends(&self) -> impl Iterator<Item = Duration> {
-        self.held.values().map(|held| held.since + HOLD)
+        self.held.values().flat_map(|held| held.by.values()).map(|one| one.since + HOLD)
     }
 }
 

@@ -7,10 +7,10 @@ use sluice_cluster_types::{NodePlan, NodePlanSpec, name};
 use sluice_slo::placement::PlacedServer;
 use sluice_slo::slo::{Promise, Slo as Terms};
 
-use crate::board::Board;
+use crate::board::{Board, Room};
 use crate::health::{self, Clocks, Health};
 use crate::ingress;
-use crate::keep::{Room, keep};
+use crate::keep::keep;
 use crate::refusals::Refusals;
 use crate::rollout::{Definitions, definitions};
 use crate::share::{self, Load, share};
@@ -20,13 +20,16 @@ use crate::world::{Key, World};
 /// Most SLOs for which a round looks for room, so that none waits long for the others.
 const MOST_TRIES: usize = 256;
 
+/// The pause before a round for a deadline that has passed.
+const SOON: Duration = Duration::from_millis(100);
+
 /// What a program that plans remembers from round to round. All of it can be lost.
 #[derive(Debug, Default)]
 pub struct Memo {
     /// Why each SLO lacks something, by its key.
     pub why: BTreeMap<Key, Why>,
-    /// SLOs without room, with what was asked for and the epoch.
-    refused: BTreeMap<String, (Terms, (u64, u64), Why)>,
+    /// SLOs without room.
+    refused: BTreeMap<String, NoRoom>,
     refusals: Refusals,
     clocks: Clocks,
     /// The load of SLOs on demand, and when it was looked at.
@@ -37,13 +40,25 @@ pub struct Memo {
     open: BTreeSet<String>,
 }
 
+/// An SLO that found no room.
+#[derive(Debug)]
+struct NoRoom {
+    terms: Terms,
+    epoch: (u64, u64),
+    /// Where it may not be.
+    barred: BTreeSet<String>,
+    why: Why,
+}
+
 impl Memo {
     /// When something changes by time alone: a node will have been waited for too long, an SLO that
-    /// was refused is tried again, or the load of SLOs on demand is looked at.
+    /// was refused is tried again, or the load of SLOs on demand is looked at. What has come since
+    /// the last round is due [`SOON`], so that a caller that cannot act does not spin.
     pub fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let look = self.loads.values().any(|load| load.wanted > 1).then_some(self.looked + share::LOOK);
         let ends = self.clocks.ends().chain(self.refusals.ends()).chain(look);
-        ends.filter(|end| *end > now).min()
+        let next = ends.filter(|end| *end > self.looked).min()?;
+        Some(if next > now { next } else { now + SOON })
     }
 }
 
@@ -78,6 +93,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     let asked: BTreeMap<&str, &Wish<'_>> = wishes.iter().map(|wish| (wish.name(), wish)).collect();
     let taken_back = memo.refusals.step(world, &memo.clocks, &asked, now);
     let mut board = board(world, memo, now);
+    board.barred = memo.refusals.barred();
     let orphans: Vec<String> = board.slos().filter(|slo| !names.contains(*slo)).cloned().collect();
     orphans.iter().for_each(|slo| board.remove(slo, |_, _| true));
     taken_back.iter().for_each(|(node, slo)| board.remove(slo, |on, _| on == node));
@@ -94,7 +110,9 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     };
     let gone: Vec<String> = world.plans.values().filter(|plan| is_gone(plan)).map(|plan| plan.spec.server.name.clone()).collect();
     let changed = board.servers().filter(|server| gone.binary_search(&server.name).is_err());
-    let plans = changed.filter_map(|server| written(world, &board, server, definitions.get(&server.name), term)).collect();
+    let plans: Vec<NodePlanSpec> =
+        changed.filter_map(|server| written(world, &board, server, definitions.get(&server.name), term)).collect();
+    plans.iter().for_each(|plan| memo.clocks.start(world, &plan.server.name, now));
     Round { plans, gone, again: again || board.is_freed }
 }
 
@@ -117,7 +135,7 @@ fn board(world: &World, memo: &mut Memo, now: Duration) -> Board {
             }
         }
         let health = match health::of(world, name, class.as_ref() == Some(&server.shape), &memo.clocks, now) {
-            Health::Open if memo.refusals.is_trying(name) => Health::Closed,
+            Health::Open if memo.refusals.is_closed(name) => Health::Closed,
             health => health,
         };
         if health::is_silent(world, name) {
@@ -148,13 +166,13 @@ fn keep_all(
     let mut is_left = false;
     for wish in order {
         let epoch = (world.epoch, memo.freed);
-        let full = memo.refused.get(wish.name()).filter(|(terms, at, _)| *terms == wish.terms && *at == epoch);
+        let barred = board.barred.get(wish.name()).cloned().unwrap_or_default();
+        let is_full = |no: &&NoRoom| no.terms == wish.terms && no.epoch == epoch && no.barred == barred;
+        let full = memo.refused.get(wish.name()).filter(is_full);
         let (room, known) = match (memo.refusals.room(wish.name(), &world.plans), full) {
-            (Some(Ok(room)), _) => (room, None),
-            (Some(Err(why)), _) => (Room::None, Some(why)),
-            (None, Some((.., why))) => (Room::None, Some(why.clone())),
-            (None, None) if tries < MOST_TRIES => (Room::Any, None),
-            (None, None) => (Room::None, None),
+            ((Room::Any, _), Some(no)) => (Room::None, Some(no.why.clone())),
+            ((Room::Any, _), None) if tries >= MOST_TRIES => (Room::None, None),
+            ((room, why), _) => (room, why),
         };
         let before = board.added;
         let done = match wish.terms.promise {
@@ -169,12 +187,13 @@ fn keep_all(
         }
         if let Err(why) = done {
             let why = match known {
-                Some(known) if why.reason == "Waiting" => known,
+                Some(known) if ["Waiting", "NoRoom", "NoServer"].contains(&why.reason) => known,
                 _ => why,
             };
             is_left |= why.reason == "Waiting";
             if is_tried && room == Room::Any {
-                memo.refused.insert(wish.name().into(), (wish.terms.clone(), epoch, why.clone()));
+                let (terms, why) = (wish.terms.clone(), why.clone());
+                memo.refused.insert(wish.name().into(), NoRoom { terms, epoch, barred, why });
             }
             whys.insert(wish.key.clone(), why);
         }

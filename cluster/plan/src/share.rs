@@ -9,6 +9,9 @@
 //! that at most, for [`CALM`] at a stretch; for twice as long each time that it was needed again
 //! soon after. It gets no packets first, and stops when none come.
 //!
+//! Until more was asked for once, it may be that fewer have always been enough, as after a start of
+//! the operator. Then one is taken away after the longest such time, whatever the load.
+//!
 //! To lead packets away, the others get a load of 1 in the plan, and it has none. Usually all have
 //! none, which means equal parts.
 
@@ -20,9 +23,9 @@ use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::Placement;
 use sluice_slo::slo::{Cap, Promise, Slo as Terms};
 
-use crate::board::Board;
+use crate::board::{Board, Room};
 use crate::health::is_settled;
-use crate::keep::{Part, Room, drop_lost, parts, uses, waiting, with_silent};
+use crate::keep::{Part, drop_lost, parts, uses, waiting, with_silent};
 use crate::wish::{Why, Wish};
 
 /// Part of what an instance is known to carry that it may be given when others go.
@@ -30,7 +33,7 @@ const GONE: f64 = 0.75;
 /// Time for which one instance fewer has to be enough.
 pub const CALM: Duration = Duration::from_secs(300);
 /// The longest such time.
-const LONGEST: Duration = Duration::from_secs(3600);
+pub const LONGEST: Duration = Duration::from_secs(3600);
 /// Load is looked at this often at least.
 pub const LOOK: Duration = Duration::from_secs(30);
 
@@ -43,6 +46,10 @@ pub struct Load {
     kept_pps: f64,
     /// Since when one instance fewer would do.
     calm: Option<Duration>,
+    /// Since when the promise is kept, as long as no count of instances was known to be too low.
+    kept: Option<Duration>,
+    /// Whether one was.
+    is_bounded: bool,
     /// How long that has to be so.
     patience: Duration,
     /// When one was taken away last.
@@ -51,7 +58,7 @@ pub struct Load {
 
 impl Load {
     fn new(wanted: u32) -> Self {
-        Self { wanted, kept_pps: 0.0, calm: None, patience: CALM, taken: None }
+        Self { wanted, kept_pps: 0.0, calm: None, kept: None, is_bounded: false, patience: CALM, taken: None }
     }
 
     /// Notes what instances carry.
@@ -59,6 +66,7 @@ impl Load {
         let per = seen.offered_pps / f64::from(running.max(1));
         if seen.is_short {
             self.kept_pps = self.kept_pps.min(per);
+            self.is_bounded = true;
         } else if seen.is_kept {
             self.kept_pps = self.kept_pps.max(per);
         }
@@ -66,27 +74,33 @@ impl Load {
 
     /// Whether one instance of these is to go.
     fn is_fewer(&mut self, count: u32, seen: &Seen, now: Duration) -> bool {
-        let is_enough = count > 1 && seen.is_kept && seen.offered_pps / f64::from(count - 1) <= GONE * self.kept_pps;
-        if !is_enough {
-            self.calm = None;
-            return false;
+        let is_kept = count > 1 && seen.is_kept;
+        let is_enough = is_kept && seen.offered_pps / f64::from(count - 1) <= GONE * self.kept_pps;
+        let is_calm = has_lasted(&mut self.calm, is_enough, self.patience, now);
+        let is_untried = has_lasted(&mut self.kept, is_kept && !self.is_bounded, LONGEST, now);
+        if is_calm || is_untried {
+            (self.calm, self.kept, self.taken) = (None, None, Some(now));
         }
-        let since = *self.calm.get_or_insert(now);
-        let is_long = now.saturating_sub(since) >= self.patience;
-        if is_long {
-            (self.calm, self.taken) = (None, Some(now));
-        }
-        is_long
+        is_calm || is_untried
     }
 
     /// More are asked for.
     fn grow(&mut self, wanted: u32, now: Duration) {
         self.wanted = wanted;
-        self.calm = None;
+        (self.calm, self.kept, self.is_bounded) = (None, None, true);
         if self.taken.take().is_some_and(|taken| now.saturating_sub(taken) < self.patience) {
             self.patience = (self.patience * 2).min(LONGEST);
         }
     }
+}
+
+/// Whether something has been so for this long. The clock starts when it is so first.
+fn has_lasted(clock: &mut Option<Duration>, is_so: bool, time: Duration, now: Duration) -> bool {
+    if !is_so {
+        *clock = None;
+        return false;
+    }
+    now.saturating_sub(*clock.get_or_insert(now)) >= time
 }
 
 /// What the nodes of an SLO report.
@@ -157,9 +171,7 @@ pub fn share(
     let good = all.iter().filter(|one| one.is_good).count() as u32;
     let do_run = all.iter().filter(|one| one.is_good).all(|one| board.is_running(slo, one.number));
     if done.is_ok() && do_run {
-        let leaving: Vec<u32> = all.iter().filter(|one| !one.is_good).map(|one| one.number).collect();
-        board.remove(slo, |_, one| leaving.contains(&one.number));
-        if good == load.wanted && leaving.is_empty() && load.is_fewer(good, &seen, now) {
+        if good == load.wanted && all.len() as u32 == good && load.is_fewer(good, &seen, now) {
             load.wanted -= 1;
         }
         lead_away(board, slo, load.wanted, plans);
@@ -189,7 +201,7 @@ fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(
             }
             Ok(vec![at])
         };
-        let added = board.add_to(slo, room.only(), one_more, || wish.promised(None));
+        let added = board.add_to(slo, room, one_more, || wish.promised(None));
         added.map_err(|error| Why::new("NoRoom", with_silent(board, error.to_string())))?;
     }
     Ok(())
@@ -201,11 +213,11 @@ fn lead_away(board: &mut Board, slo: &str, wanted: u32, plans: &BTreeMap<String,
     let offered = |node: &str| uses(plans, node, slo).map_or(0.0, |one| one.offered_pps);
     let beside = |node: &str| all.iter().filter(|one| one.node == node).count();
     let mut order: Vec<&Part> = all.iter().collect();
-    // Those that leave already; then those without packets, and those beside others, whose node can
-    // lead their packets to these; then the newest.
+    // Those that may not stay; then those that leave already; then those without packets, and those
+    // beside others, whose node can lead their packets to these; then the newest.
     order.sort_by_key(|one| {
         let is_easy = offered(&one.node) <= 0.0 || beside(&one.node) > 1;
-        (!is_leaving(one, &all), !is_easy, std::cmp::Reverse(one.number))
+        (one.is_good, !is_leaving(one, &all), !is_easy, std::cmp::Reverse(one.number))
     });
     let going = &order[..all.len().saturating_sub(wanted as usize)];
     let goes = |number: u32| going.iter().any(|one| one.number == number);

@@ -32,6 +32,8 @@ struct Cluster {
     now: Duration,
     /// Nodes that refuse any change, with what they say.
     refuse: BTreeMap<String, String>,
+    /// Nodes that refuse any plan with an instance, with what they say.
+    liars: BTreeMap<String, String>,
     /// SLOs that every node refuses, by their name on nodes, with what is said.
     bad: BTreeMap<String, String>,
     /// Nodes that do nothing.
@@ -87,6 +89,7 @@ impl Cluster {
             term: 1,
             now: Duration::ZERO,
             refuse: BTreeMap::new(),
+            liars: BTreeMap::new(),
             bad: BTreeMap::new(),
             silent: Vec::new(),
             loads: BTreeMap::new(),
@@ -163,7 +166,8 @@ impl Cluster {
             }
             status.observed_revision = plan.spec.revision;
             let bad = || plan.spec.slos.iter().find_map(|one| self.bad.get(&one.slo.name));
-            status.refused = self.refuse.get(name).or_else(bad).cloned();
+            let lies = || self.liars.get(name).filter(|_| !plan.spec.server.instances.is_empty());
+            status.refused = self.refuse.get(name).or_else(lies).or_else(bad).cloned();
             if status.refused.is_some() {
                 continue;
             }

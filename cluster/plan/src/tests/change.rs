@@ -162,29 +162,6 @@ fn a_change_of_an_nf_goes_node_by_node_and_stops_at_one_that_refuses() {
 }
 
 #[test]
-fn an_slo_that_a_node_refuses_is_taken_back_and_tried_nowhere_else() {
-    let mut cluster = Cluster::new(3);
-    cluster.promise("old", 2e6);
-    cluster.run();
-    let node = cluster.nodes("old")[0].clone();
-    cluster.refuse.insert(node.clone(), "another binary".into());
-    cluster.promise("new", 2e6);
-    cluster.round();
-    assert_eq!(cluster.nodes("new"), std::slice::from_ref(&node));
-    cluster.agents();
-    cluster.round();
-    assert!(cluster.instances("new").is_empty() && cluster.is_kept("old"));
-    assert_eq!(cluster.said("new"), ("refused".into(), "NodeRefuses".into()));
-    cluster.refuse.clear();
-    cluster.run();
-    assert_eq!(cluster.said("new").1, "NodeRefuses", "it would be refused again");
-    assert_eq!(cluster.memo.next_deadline(cluster.now), Some(Duration::from_secs(600)));
-    cluster.world.functions.get_mut(&Key::new("t", "nat")).unwrap().spec.args = vec!["--other".into()];
-    cluster.run();
-    assert!(cluster.is_kept("new"));
-}
-
-#[test]
 fn what_a_silent_node_does_not_take_over_goes_elsewhere() {
     let mut cluster = Cluster::new(2);
     cluster.promise("old", 2e6);
@@ -216,4 +193,40 @@ fn a_node_that_profiles_gets_nothing_until_it_is_done() {
     profiles(&mut cluster, false);
     cluster.run();
     assert_eq!(cluster.nodes("new"), [node]);
+}
+
+#[test]
+fn terms_change_on_all_nodes_or_on_none() {
+    let mut cluster = Cluster::new(2);
+    cluster.promise("web", 20e6);
+    cluster.run();
+    assert_eq!(cluster.nodes("web"), ["n000", "n001"]);
+    // The second node has another processor, of which there is no profile.
+    let other = |server: &mut sluice_slo::placement::PlacedServer| server.shape.cpu = "B".into();
+    other(&mut cluster.world.plans.get_mut("n001").unwrap().spec.server);
+    let before: Vec<_> = cluster.world.plans.values().map(|plan| plan.spec.slos.clone()).collect();
+    let mut spec = reserved("web", 20e6);
+    spec.reserved.as_mut().unwrap().latency_us = 2000.0;
+    cluster.ask("web", spec);
+    cluster.round();
+    assert_eq!(cluster.said("web").1, "NoServer");
+    assert_eq!(cluster.world.plans.values().map(|plan| plan.spec.slos.clone()).collect::<Vec<_>>(), before);
+}
+
+#[test]
+fn a_plan_is_waited_for_from_the_round_that_writes_it() {
+    let mut cluster = Cluster::new(2);
+    assert_eq!(cluster.memo.next_deadline(cluster.now), None);
+    cluster.promise("new", 2e6);
+    cluster.now += Duration::from_secs(5);
+    cluster.round();
+    let (began, end) = (cluster.now, cluster.now + crate::health::SLOW);
+    assert_eq!(cluster.memo.next_deadline(began), Some(end));
+    // It passes before it is asked for.
+    let late = end + Duration::from_secs(1);
+    let due = cluster.memo.next_deadline(late).unwrap();
+    assert!(due > late && due < late + Duration::from_secs(1), "{due:?}");
+    cluster.now = due;
+    cluster.round();
+    assert!(cluster.memo.next_deadline(due).is_none_or(|next| next > due + Duration::from_secs(1)), "a round moves it on");
 }

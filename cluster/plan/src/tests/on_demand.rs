@@ -3,7 +3,7 @@
 use sluice_cluster_types::{Footprint, OnDemand};
 
 use super::*;
-use crate::share::{CALM, LOOK};
+use crate::share::{CALM, LONGEST, LOOK};
 
 fn on_demand(most_instances: Option<i64>, most_pps: Option<f64>) -> SloSpec {
     let on_demand = Some(OnDemand { latency_us: 50.0, most_instances, most_pps });
@@ -146,4 +146,62 @@ fn instances_of_a_lost_and_of_a_cordoned_node_have_successors() {
     cluster.world.nodes.get_mut(&cordoned).unwrap().is_cordoned = true;
     cluster.run();
     assert!(cluster.instances("web").len() == 5 && !cluster.nodes("web").contains(&cordoned), "{:?}", cluster.instances("web"));
+}
+
+#[test]
+fn instances_of_a_cordoned_node_stay_while_packets_come_to_them() {
+    let mut cluster = Cluster::new(3);
+    cluster.ask("web", on_demand(Some(6), None));
+    cluster.run();
+    let cordoned = cluster.nodes("web")[0].clone();
+    cluster.lingers = true;
+    cluster.world.nodes.get_mut(&cordoned).unwrap().is_cordoned = true;
+    cluster.run();
+    let loads = |cluster: &Cluster| -> Vec<(bool, bool)> {
+        cluster.instances("web").into_iter().map(|(node, one)| (node == cordoned, one.load_pps > 0.0)).collect()
+    };
+    assert_eq!(loads(&cluster), [(true, false), (false, true)], "packets are led away, and still come");
+    cluster.lingers = false;
+    for plan in cluster.world.plans.values_mut() {
+        plan.status.as_mut().unwrap().uses.iter_mut().for_each(|one| one.offered_pps = 0.0);
+    }
+    cluster.run();
+    assert_eq!(loads(&cluster), [(false, false)]);
+}
+
+#[test]
+fn another_operator_finds_out_whether_fewer_are_enough() {
+    let mut cluster = Cluster::new(2);
+    cluster.ask("web", on_demand(Some(4), None));
+    cluster.loads.insert("t_web".into(), 1e6);
+    cluster.run();
+    for _ in 0..2 {
+        cluster.lacks("web");
+        cluster.run();
+    }
+    assert_eq!(cluster.instances("web").len(), 3);
+    cluster.succeed();
+    cluster.agents();
+    cluster.run();
+    cluster.now += LONGEST - LOOK;
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 3);
+    cluster.now += LOOK;
+    // Rounds until it is stopped.
+    (0..5).for_each(|_| {
+        cluster.run();
+        cluster.agents();
+    });
+    assert_eq!(cluster.instances("web").len(), 2);
+    // It was one too few, so this is not tried again.
+    cluster.lacks("web");
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 3);
+    for _ in 0..3 {
+        cluster.agents();
+        cluster.run();
+        cluster.now += LONGEST;
+    }
+    cluster.run();
+    assert_eq!(cluster.instances("web").len(), 3);
 }

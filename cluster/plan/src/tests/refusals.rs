@@ -185,3 +185,79 @@ fn an_agent_that_answers_again_in_time_has_lost_nothing() {
     assert_eq!(cluster.instances("web"), before);
     assert_eq!(cluster.said("web").0, "kept");
 }
+
+#[test]
+fn an_slo_that_one_node_refuses_goes_to_another_and_no_further() {
+    let mut cluster = Cluster::new(4);
+    cluster.promise("old", 2e6);
+    cluster.run();
+    let node = cluster.nodes("old")[0].clone();
+    cluster.bad.insert("t_new".into(), "another binary".into());
+    cluster.promise("new", 2e6);
+    let mut tried = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        cluster.round();
+        tried.extend(cluster.nodes("new"));
+        cluster.agents();
+    }
+    assert!(tried.len() == 2 && tried.contains(&node), "{tried:?}");
+    assert!(cluster.instances("new").is_empty() && cluster.is_kept("old"));
+    assert_eq!(cluster.said("new"), ("refused".into(), "NodeRefuses".into()));
+    let nodes: Vec<String> = tried.into_iter().collect();
+    let why = cluster.status("new").why;
+    assert!(why.contains(&format!("nodes {} refuse it: another binary", nodes.join(" and "))), "{why}");
+    cluster.bad.clear();
+    cluster.run();
+    assert_eq!(cluster.said("new").1, "NodeRefuses", "it would be refused again");
+    assert_eq!(cluster.memo.next_deadline(cluster.now), Some(Duration::from_secs(600)));
+    cluster.world.functions.get_mut(&Key::new("t", "nat")).unwrap().spec.args = vec!["--other".into()];
+    cluster.run();
+    assert!(cluster.is_kept("new"));
+}
+
+#[test]
+fn a_node_that_takes_nothing_but_an_empty_plan_stops_no_slo_and_gets_no_more() {
+    let mut cluster = Cluster::new(3);
+    cluster.liars.insert("n000".into(), "it has no core 15".into());
+    for i in 0..2 {
+        let name = format!("s{i}");
+        cluster.promise(&name, 2e6);
+        cluster.run();
+        assert!(cluster.is_kept(&name) && !cluster.nodes(&name).contains(&node_name(0)), "{:?}", cluster.memo.why);
+        assert_eq!(cluster.said(&name), ("kept".into(), "Placed".into()));
+    }
+    let before = cluster.world.plans["n000"].spec.revision;
+    // Together there is room on the others.
+    for i in 2..6 {
+        cluster.promise(&format!("s{i}"), 2e6);
+    }
+    cluster.run();
+    assert!((0..6).all(|i| cluster.is_kept(&format!("s{i}"))), "{:?}", cluster.memo.why);
+    assert_eq!(cluster.world.plans["n000"].spec.revision, before, "two have shown what it is");
+    // It is mended, and asked again in time.
+    cluster.liars.clear();
+    cluster.now += Duration::from_secs(600);
+    for i in 0..3 {
+        cluster.promise(&format!("more{i}"), 13e6);
+    }
+    cluster.run();
+    assert!((0..3).any(|i| cluster.nodes(&format!("more{i}")).contains(&node_name(0))));
+}
+
+#[test]
+fn an_slo_that_is_held_holds_up_no_trial_of_another_node() {
+    let mut cluster = Cluster::new(2);
+    cluster.bad.insert("t_big".into(), "no".into());
+    // The first is on both nodes, and beside others on one.
+    cluster.promise("big", 20e6);
+    (0..3).for_each(|i| cluster.promise(&format!("s{i}"), 1e6));
+    cluster.round();
+    assert_eq!(cluster.nodes("big").len(), 2);
+    cluster.run();
+    assert!((0..3).all(|i| cluster.is_kept(&format!("s{i}"))), "{:?}", cluster.memo.why);
+    assert_eq!(cluster.said("big").1, "NodeRefuses");
+    cluster.promise("more", 14e6);
+    cluster.promise("most", 8e6);
+    cluster.run();
+    assert!(["more", "most"].iter().all(|slo| cluster.is_kept(slo)), "both nodes have more: {:?}", cluster.memo.why);
+}
