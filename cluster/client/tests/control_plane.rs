@@ -2,10 +2,8 @@
 //!
 //! Without a folder of programs in `SLUICE_CLUSTER_BIN` it says that it was skipped.
 
-#[allow(dead_code, reason = "the operator's tests use more of it")]
 #[path = "../../operator/tests/testbed/objects.rs"]
 mod objects;
-#[allow(dead_code, reason = "the operator's tests use more of it")]
 #[path = "../../operator/tests/testbed/mod.rs"]
 mod testbed;
 
