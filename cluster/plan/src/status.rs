@@ -40,7 +40,7 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
         let on_node = name::on_node(&key.namespace, &key.name);
         let plans = by_slo.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
         let silent = plans.iter().map(|plan| plan.spec.server.name.as_str()).filter(|node| is_silent(world, node)).collect();
-        let on = On { slo: &on_node, plans, silent };
+        let on = On { slo: &on_node, plans, silent, memo };
         statuses.slos.extend(of_slo(&on, slo, memo.why.get(key), now).map(|status| (key.clone(), status)));
     }
     let owners = owners(world);
@@ -103,6 +103,7 @@ struct On<'a> {
     /// Its name on nodes.
     slo: &'a str,
     plans: &'a [&'a NodePlan],
+    memo: &'a Memo,
     /// Those of its nodes whose agents are silent.
     silent: Vec<&'a str>,
 }
@@ -121,7 +122,8 @@ impl On<'_> {
     fn ready(&self) -> State {
         let nodes = self.plans.len();
         // What a node has taken over once goes on, whatever else its plan is to have.
-        let lacks = |plan: &&&NodePlan| self.uses(plan).is_none() && !is_settled(plan);
+        let is_refused = |plan: &NodePlan| refusal(plan).is_some() && self.memo.is_changed(plan, self.slo);
+        let lacks = |plan: &&&NodePlan| !is_settled(plan) && (self.uses(plan).is_none() || is_refused(plan));
         let late: Vec<&&NodePlan> = self.plans.iter().filter(lacks).collect();
         let refusing = late.iter().find_map(|plan| Some((&plan.spec.server.name, refusal(plan)?)));
         match (refusing, late.first()) {
