@@ -12,7 +12,7 @@ use crate::health::{self, Clocks, Health};
 use crate::ingress;
 use crate::keep::keep;
 use crate::refusals::Refusals;
-use crate::rollout::{Definitions, definitions};
+use crate::rollout::{Definitions, Rollout, definitions};
 use crate::share::{self, Load, share};
 use crate::wish::{Profiles, Why, Wish, owners};
 use crate::world::{Key, World};
@@ -31,6 +31,7 @@ pub struct Memo {
     /// SLOs without room.
     refused: BTreeMap<String, NoRoom>,
     refusals: Refusals,
+    rollout: Rollout,
     clocks: Clocks,
     /// The load of SLOs on demand, and when it was looked at.
     loads: BTreeMap<String, Load>,
@@ -51,6 +52,11 @@ struct NoRoom {
 }
 
 impl Memo {
+    /// The node that a change of an NF waits for, by the NF's name on nodes.
+    pub(crate) fn waits_for(&self, function: &str) -> Option<&str> {
+        self.rollout.waits_for(function)
+    }
+
     /// Whether a plan has other terms or more instances than the node is known to run for an SLO.
     pub(crate) fn is_changed(&self, plan: &NodePlan, slo: &str) -> bool {
         self.refusals.applied.is_changed(plan, slo)
@@ -106,7 +112,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     memo.refused.retain(|slo, _| names.contains(slo));
     memo.loads.retain(|slo, _| asked.get(slo.as_str()).is_some_and(|wish| wish.terms.promise.throughput_pps().is_none()));
     let again = keep_all(world, &mut board, memo, &asked, &mut whys, now);
-    let definitions = definitions(world, &board, &asked);
+    let definitions = definitions(world, &board, &asked, &mut memo.rollout);
     memo.freed += u64::from(board.is_freed);
     memo.why = whys;
     let is_gone = |plan: &NodePlan| {
