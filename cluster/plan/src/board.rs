@@ -176,8 +176,8 @@ impl Board {
         self.barred.get(slo).is_some_and(|nodes| nodes.contains(node))
     }
 
-    /// Has an instance added: to any open server where the SLO may be, or to one server alone. `add`
-    /// returns the servers that it has changed, by their index.
+    /// Has an instance added: to any open server where the SLO may be, or to one server alone.
+    /// `add` returns the servers that it has changed, by their index.
     ///
     /// # Errors
     /// Those of `add`.

@@ -10,8 +10,8 @@
 //! chain takes nothing from others. Two chains that never run on the same processor do not count,
 //! and within a namespace everything may overlap.
 //!
-//! Entries are found by port and VLAN, then by the prefixes of destination and source. So those that
-//! are compared mostly overlap.
+//! Entries are found by port and VLAN, then by the prefixes of destination and source. So those
+//! that are compared mostly overlap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

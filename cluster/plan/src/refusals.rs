@@ -6,12 +6,13 @@
 //! # Approach
 //! All that a node does not run yet is taken off the plan that it refuses. What it runs with other
 //! terms, or with fewer instances, gets those back, as far as they are known (`applied`). That is
-//! said below of an SLO that is new there, and holds for such a change alike. One SLO alone is *held*
-//! on that node until it changes, or for a while, and goes to another node. When a second node
-//! refuses it, nothing looks for a place for it. Several are *tried*: those that the node's words
-//! name first, then the rest, or else one half after the other. A group that the node takes over is
-//! as any other; one that it refuses is divided again. So the words of a node only say where to
-//! begin, and what is held was refused alone.
+//! said below of an SLO that is new there, and holds for such a change alike.
+//!
+//! One SLO alone is *held* on that node until it changes, or for a while, and goes to another node.
+//! When a second node refuses it, nothing looks for a place for it. Several are *tried*: those that
+//! the node's words name first, then the rest, or else one half after the other. A group that the
+//! node takes over is as any other; one that it refuses is divided again. So the words of a node
+//! only say where to begin, and what is held was refused alone.
 //!
 //! A node is itself the reason if it refuses its plan without any of them, or if others run
 //! [`STRIKES`] of the SLOs that it alone refuses. It gets nothing else then. Nor does it while some

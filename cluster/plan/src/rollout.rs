@@ -1,9 +1,9 @@
 //! Which chains and NFs each node has: those that it has already, until its turn for a change.
 //!
-//! A change goes to one node at a time, in the order of names: to the next only when all nodes whose
-//! plans have it have taken over the revision that brought it. What else changes there is not waited
-//! for. So a node that refuses stops it, and the others keep the old or the new as a whole. A node
-//! that refuses is the first to get the next change.
+//! A change goes to one node at a time, in the order of names: to the next only when all nodes
+//! whose plans have it have taken over the revision that brought it. What else changes there is not
+//! waited for. So a node that refuses stops it, and the others keep the old or the new as a whole.
+//! A node that refuses is the first to get the next change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
