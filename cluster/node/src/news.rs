@@ -117,7 +117,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// A desk, and what [`write`] is to write.
+    /// A desk, and what [`write()`] is to write.
     pub fn new(node: &str) -> (Self, Receiver<(News, ObjectReference)>) {
         let (out, news) = channel(BURST as usize);
         let (version, kind) = (NodePlan::api_version(&()).into(), NodePlan::kind(&()).into());

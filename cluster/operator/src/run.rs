@@ -479,8 +479,9 @@ impl Operator {
         let busy = self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { Some(key) } else { None });
         let under_way: BTreeSet<_> = busy.chain(&self.unsure_pods).filter_map(asks).collect();
         let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
-        for key in self.unsure_pods.iter().cloned() {
-            let (client, limit, job) = (self.client.clone(), self.limit, Job::Pod(key.clone()));
+        for key in &self.unsure_pods {
+            let (client, limit, key) = (self.client.clone(), self.limit, key.clone());
+            let job = Job::Pod(key.clone());
             let work = async move { Ok(write::pod(client, limit, &key).await?.map(Event::Apply).map(Change::Pod)) };
             todo.insert(job, Box::pin(work));
         }

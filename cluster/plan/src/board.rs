@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_slo::assignment::Promised;
 use sluice_slo::placement::{Instance, PlacedServer, Placement};
 
+use crate::applied::Had;
 use crate::health::{Health, is_settled};
 use crate::world::World;
 
@@ -50,8 +51,10 @@ pub struct Board {
     pub added: usize,
     /// Nodes whose agents are silent.
     pub silent: Vec<String>,
-    /// Where each SLO gets no instances, because the node refuses it.
+    /// Where each SLO gets no instances and no other terms, because the node refuses it.
     pub barred: BTreeMap<String, BTreeSet<String>>,
+    /// Where each SLO keeps terms that promise less.
+    pub stale: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Board {
@@ -154,6 +157,23 @@ impl Board {
         if self.on.get(slo).is_some_and(BTreeSet::is_empty) {
             self.on.remove(slo);
         }
+    }
+
+    /// Takes an SLO off a node, or back to what it had there.
+    pub fn put_back(&mut self, node: &str, slo: &str, had: Option<&Had>) {
+        self.remove(slo, |on, one| on == node && had.is_none_or(|had| had.find(one).is_none()));
+        let Some(had) = had.filter(|_| self.has(slo, node)) else { return };
+        self.edit(slo, |on, one| {
+            if let Some(was) = had.find(one).filter(|_| on == node) {
+                (one.capacity_pps, one.load_pps) = (was.capacity_pps, was.load_pps);
+            }
+        });
+        self.promised.entry(node.into()).or_default().insert(slo.into(), had.promised.clone());
+    }
+
+    /// Whether a node refuses what an SLO asks for.
+    pub fn is_barred(&self, slo: &str, node: &str) -> bool {
+        self.barred.get(slo).is_some_and(|nodes| nodes.contains(node))
     }
 
     /// Has an instance added: to any open server where the SLO may be, or to one server alone.

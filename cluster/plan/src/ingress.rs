@@ -9,8 +9,11 @@
 //! one keeps the packets that has them in a plan already, then the older one. So a change of a
 //! chain takes nothing from others. Two chains that never run on the same processor do not count,
 //! and within a namespace everything may overlap.
+//!
+//! Entries are found by port and VLAN, then by the prefixes of destination and source. So those
+//! that are compared mostly overlap.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use sluice_api::config::PortRange;
@@ -20,6 +23,12 @@ use sluice_cluster_types::Match;
 
 use crate::wish::{Why, Wish};
 use crate::world::{Key, World};
+
+#[cfg(test)]
+thread_local! {
+    /// Pairs of entries that were compared.
+    pub static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// The reason of a condition.
 pub const INGRESS_TAKEN: &str = "IngressTaken";
@@ -97,8 +106,59 @@ struct Claim {
 
 /// Port and VLAN; one that is left out has all.
 type Place<'a> = (Option<&'a str>, Option<u16>);
-/// Claims by place and namespace.
-type Claims<'a> = BTreeMap<Place<'a>, BTreeMap<&'a str, Vec<Claim>>>;
+/// Claims by namespace.
+type Tenants<'a> = BTreeMap<&'a str, Vec<Claim>>;
+/// Claims by place, destination and source.
+type Claims<'a> = BTreeMap<Place<'a>, Prefixes<Prefixes<Tenants<'a>>>>;
+
+/// The first address of a prefix, as bits from the left of its family, and its length.
+type Range = (bool, u128, u8);
+
+/// Values by prefix; one that is left out has all addresses.
+#[derive(Debug, Default)]
+struct Prefixes<T> {
+    all: T,
+    ranges: BTreeMap<Range, T>,
+    /// Families and lengths that there are.
+    lengths: BTreeSet<(bool, u8)>,
+}
+
+fn range((address, length): Prefix) -> Range {
+    let bits = match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    (address.is_ipv6(), bits & mask(length), length)
+}
+
+fn mask(length: u8) -> u128 {
+    u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
+}
+
+impl<T: Default> Prefixes<T> {
+    fn entry(&mut self, prefix: Option<Prefix>) -> &mut T {
+        let Some(prefix) = prefix else { return &mut self.all };
+        let range = range(prefix);
+        self.lengths.insert((range.0, range.2));
+        self.ranges.entry(range).or_default()
+    }
+
+    /// The values of prefixes that overlap this one.
+    fn overlapping(&self, prefix: Option<Prefix>) -> impl Iterator<Item = &T> {
+        let any = (false, 0, 0)..=(true, u128::MAX, u8::MAX);
+        let (within, around) = match prefix.map(range) {
+            None => (any, None),
+            Some((family, first, length)) => {
+                ((family, first, length)..=(family, first | !mask(length), u8::MAX), Some((family, first, length)))
+            }
+        };
+        let shorter = around.into_iter().flat_map(move |(family, first, length)| {
+            let lengths = self.lengths.range((family, 0)..(family, length));
+            lengths.filter_map(move |(_, shorter)| self.ranges.get(&(family, first & mask(*shorter), *shorter)))
+        });
+        std::iter::once(&self.all).chain(shorter).chain(self.ranges.range(within).map(|(_, value)| value))
+    }
+}
 
 /// Why SLOs are not planned whose packets another tenant has.
 pub fn taken(world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Why> {
@@ -123,8 +183,9 @@ pub fn taken(world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Why> {
             Some(other) => drop(taken.insert(wish.key.clone(), why(other))),
             None => {
                 for (place, packets) in own {
-                    let of = claims.entry(place).or_default().entry(&wish.key.namespace).or_default();
-                    of.push(Claim { wish: i, packets });
+                    let [src, dst] = packets.addresses;
+                    let tenants = claims.entry(place).or_default().entry(dst).entry(src);
+                    tenants.entry(&wish.key.namespace).or_default().push(Claim { wish: i, packets });
                 }
             }
         }
@@ -150,9 +211,15 @@ fn first<'a>(
     wishes: &'a [Wish<'_>],
 ) -> Option<&'a Wish<'a>> {
     let own = wishes[i].key.namespace.as_str();
-    let find = |of: &BTreeMap<&str, Vec<Claim>>| {
-        let mut others = of.iter().filter(|(namespace, _)| **namespace != own).flat_map(|(_, claims)| claims);
-        let is_taken = |claim: &&Claim| claim.packets.overlaps(packets) && may_meet(&wishes[claim.wish], &wishes[i]);
+    let find = |of: &Prefixes<Prefixes<Tenants<'_>>>| {
+        let [src, dst] = packets.addresses;
+        let tenants = of.overlapping(dst).flat_map(|of| of.overlapping(src)).flatten();
+        let mut others = tenants.filter(|(namespace, _)| **namespace != own).flat_map(|(_, claims)| claims);
+        let is_taken = |claim: &&Claim| {
+            #[cfg(test)]
+            COMPARED.set(COMPARED.get() + 1);
+            claim.packets.overlaps(packets) && may_meet(&wishes[claim.wish], &wishes[i])
+        };
         others.find(is_taken).map(|claim| &wishes[claim.wish])
     };
     match (port, vlan) {

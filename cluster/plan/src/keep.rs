@@ -1,6 +1,6 @@
 //! One reserved SLO: what it has, what it lacks, and what it no longer needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_cluster_types::{NodePlan, Use};
 use sluice_planner::admission::{Reason, Refusal, admit};
@@ -34,7 +34,8 @@ pub fn parts(board: &Board, slo: &str) -> Vec<Part> {
         number: one.number,
         carries_pps: one.capacity_pps,
         is_led: one.load_pps > 0.0,
-        is_good: matches!(board.health.get(node), Some(Health::Open | Health::Closed)),
+        is_good: matches!(board.health.get(node), Some(Health::Open | Health::Closed))
+            && !board.stale.get(slo).is_some_and(|nodes| nodes.contains(node)),
     };
     board.instances(slo).map(part).collect()
 }
@@ -53,6 +54,25 @@ pub fn drop_lost(board: &mut Board, slo: &str) {
     }
 }
 
+/// Marks nodes that refuse other terms, and so keep some that promise less. What is there is good
+/// until there is something better.
+pub fn mark_stale(board: &mut Board, wish: &Wish<'_>) {
+    let (slo, new) = (wish.name(), &wish.terms);
+    let is_less = |old: &Terms| {
+        let pps = |terms: &Terms| terms.promise.throughput_pps().unwrap_or(0.0);
+        let is_slower = old.promise.latency_us() > new.promise.latency_us() || pps(old) < pps(new);
+        old.traffic != new.traffic || is_slower
+    };
+    let has_less = |node: &String| {
+        let old = board.promised.get(node).and_then(|of| of.get(slo));
+        board.is_barred(slo, node) && old.is_some_and(|old| is_less(&old.slo))
+    };
+    let stale: BTreeSet<String> = board.nodes(slo).into_iter().filter(has_less).collect();
+    if !stale.is_empty() {
+        board.stale.insert(slo.into(), stale);
+    }
+}
+
 /// Takes one reserved SLO a step on: see the crate.
 ///
 /// # Errors
@@ -66,6 +86,7 @@ pub fn keep(
 ) -> Result<(), Why> {
     drop_lost(board, wish.name());
     retune(board, wish)?;
+    mark_stale(board, wish);
     let has: f64 = parts(board, wish.name()).iter().filter(|one| one.is_good).map(|one| one.carries_pps).sum();
     let missing = throughput_pps - has;
     let done = match missing > throughput_pps * EPSILON {
@@ -103,7 +124,8 @@ fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
             );
             return Err(Why::new("ChainChanged", message));
         }
-        if promised.slo.promise == wish.terms.promise && promised.slo.traffic == wish.terms.traffic {
+        let is_same = promised.slo.promise == wish.terms.promise && promised.slo.traffic == wish.terms.traffic;
+        if is_same || board.is_barred(wish.name(), &node) {
             continue;
         }
         let shape = server.shape.clone();
@@ -210,7 +232,8 @@ fn lead(board: &mut Board, wish: &Wish<'_>, target: f64, plans: &BTreeMap<String
     let runs = |one: &&&Part| uses(plans, &one.node, slo).is_some();
     let carried: f64 = led.iter().filter(runs).map(|one| one.carries_pps).sum();
     let mut to: Vec<&Part> = match () {
-        () if !is_enough => all.iter().collect(),
+        // What promises less goes on until there is something better.
+        () if !is_enough || (board.stale.contains_key(slo) && !do_run) => all.iter().collect(),
         // Where what runs does not carry it anyway, nothing is gained by waiting.
         () if do_run || carried < target * (1.0 - EPSILON) => stay.clone(),
         () => led,

@@ -35,6 +35,7 @@
 //!
 //! Everything here is a function of its arguments; time is one of them.
 
+mod applied;
 mod board;
 mod health;
 mod ingress;

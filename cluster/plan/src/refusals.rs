@@ -4,12 +4,15 @@
 //! A node refuses a plan as a whole, for one SLO of many. The others must not wait for that one.
 //!
 //! # Approach
-//! All that a node does not run yet is taken off the plan that it refuses. One SLO alone is *held*
-//! on that node until it changes, or for a while, and goes to another node. When a second node
-//! refuses it, nothing looks for a place for it. Several are *tried*: those that the node's words
-//! name first, then the rest, or else one half after the other. A group that the node takes over is
-//! as any other; one that it refuses is divided again. So the words of a node only say where to
-//! begin, and what is held was refused alone.
+//! All that a node does not run yet is taken off the plan that it refuses. What it runs with other
+//! terms, or with fewer instances, gets those back, as far as they are known (`applied`). That is
+//! said below of an SLO that is new there, and holds for such a change alike.
+//!
+//! One SLO alone is *held* on that node until it changes, or for a while, and goes to another node.
+//! When a second node refuses it, nothing looks for a place for it. Several are *tried*: those that
+//! the node's words name first, then the rest, or else one half after the other. A group that the
+//! node takes over is as any other; one that it refuses is divided again. So the words of a node
+//! only say where to begin, and what is held was refused alone.
 //!
 //! A node is itself the reason if it refuses its plan without any of them, or if others run
 //! [`STRIKES`] of the SLOs that it alone refuses. It gets nothing else then. Nor does it while some
@@ -21,6 +24,7 @@ use std::time::Duration;
 use sluice_cluster_types::{NodePlan, PlannedChain, PlannedFunction};
 use sluice_slo::slo::Slo as Terms;
 
+use crate::applied::{Applied, Had};
 use crate::board::Room;
 use crate::health::{self, Clocks, Health};
 use crate::wish::{Why, Wish};
@@ -118,28 +122,41 @@ pub struct Refusals {
     tried: BTreeMap<String, String>,
     /// Nodes that refuse what others run.
     closed: BTreeSet<String>,
+    pub applied: Applied,
 }
 
-/// An SLO that is to leave a node: node and SLO.
-pub type TakenBack = Vec<(String, String)>;
+/// An SLO that is to leave a node, or to have there again what it had.
+#[derive(Debug)]
+pub struct TakenBack {
+    pub node: String,
+    pub slo: String,
+    pub had: Option<Had>,
+}
 
 impl Refusals {
     /// Follows what nodes say. Returns what they do not run, and will not.
-    pub fn step(&mut self, world: &World, clocks: &Clocks, asked: &BTreeMap<&str, &Wish<'_>>, now: Duration) -> TakenBack {
+    pub fn step(&mut self, world: &World, clocks: &Clocks, asked: &BTreeMap<&str, &Wish<'_>>, now: Duration) -> Vec<TakenBack> {
         let may_run = |node: &str| matches!(health::of(world, node, true, clocks, now), Health::Open | Health::Closed);
         self.trials.retain(|node, _| may_run(node));
         self.trials.values_mut().for_each(|trial| trial.keep(|slo| asked.contains_key(slo)));
-        let mut taken = TakenBack::new();
+        self.applied.note(world);
+        let mut taken = Vec::new();
         for (node, plan) in &world.plans {
             match health::refusal(plan) {
                 Some(said) => {
-                    let lacks = lacking(plan);
+                    let new = lacking(plan);
+                    let mut lacks = new.clone();
+                    let slos = plan.spec.slos.iter().map(|one| &one.slo.name);
+                    lacks.extend(slos.filter(|slo| !new.contains(slo) && self.applied.is_changed(plan, slo)).cloned());
                     self.refused(node, plan, &lacks, said, asked, now);
-                    taken.extend(lacks.into_iter().map(|slo| (node.clone(), slo)));
+                    taken.extend(lacks.into_iter().map(|slo| {
+                        let had = self.applied.had(plan, &slo).filter(|_| !new.contains(&slo));
+                        TakenBack { node: node.clone(), slo, had }
+                    }));
                 }
                 None if clocks.is_slow(node, now) => {
                     self.trials.remove(node);
-                    taken.extend(lacking(plan).into_iter().map(|slo| (node.clone(), slo)));
+                    taken.extend(lacking(plan).into_iter().map(|slo| TakenBack { node: node.clone(), slo, had: None }));
                 }
                 None if health::is_settled(plan) => self.passed(node, plan),
                 None => {}
@@ -232,9 +249,14 @@ impl Refusals {
         self.trials.contains_key(node) || self.closed.contains(node)
     }
 
-    /// The nodes on which each SLO is held.
-    pub fn barred(&self) -> BTreeMap<String, BTreeSet<String>> {
-        self.held.iter().map(|(slo, held)| (slo.clone(), held.by.keys().cloned().collect())).collect()
+    /// The nodes on which each SLO is held, or not the next to be tried.
+    pub fn barred(&self, plans: &BTreeMap<String, NodePlan>) -> BTreeMap<String, BTreeSet<String>> {
+        let mut barred: BTreeMap<String, BTreeSet<String>> =
+            self.held.iter().map(|(slo, held)| (slo.clone(), held.by.keys().cloned().collect())).collect();
+        for (slo, node) in self.tried.iter().filter(|(slo, _)| self.room(slo, plans).0 == Room::None) {
+            barred.entry(slo.clone()).or_default().insert(node.clone());
+        }
+        barred
     }
 
     /// Where an SLO may get more instances, and why it has none if that finds no place.

@@ -12,7 +12,7 @@ use crate::health::{self, Clocks, Health};
 use crate::ingress;
 use crate::keep::keep;
 use crate::refusals::Refusals;
-use crate::rollout::{Definitions, definitions};
+use crate::rollout::{Definitions, Rollout, definitions};
 use crate::share::{self, Load, share};
 use crate::wish::{Profiles, Why, Wish, owners};
 use crate::world::{Key, World};
@@ -31,6 +31,7 @@ pub struct Memo {
     /// SLOs without room.
     refused: BTreeMap<String, NoRoom>,
     refusals: Refusals,
+    rollout: Rollout,
     clocks: Clocks,
     /// The load of SLOs on demand, and when it was looked at.
     loads: BTreeMap<String, Load>,
@@ -51,6 +52,16 @@ struct NoRoom {
 }
 
 impl Memo {
+    /// The node that a change of an NF waits for, by the NF's name on nodes.
+    pub(crate) fn waits_for(&self, function: &str) -> Option<&str> {
+        self.rollout.waits_for(function)
+    }
+
+    /// Whether a plan has other terms or more instances than the node is known to run for an SLO.
+    pub(crate) fn is_changed(&self, plan: &NodePlan, slo: &str) -> bool {
+        self.refusals.applied.is_changed(plan, slo)
+    }
+
     /// When something changes by time alone: a node will have been waited for too long, an SLO that
     /// was refused is tried again, or the load of SLOs on demand is looked at. What has come since
     /// the last round is due [`SOON`], so that a caller that cannot act does not spin.
@@ -93,15 +104,15 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     let asked: BTreeMap<&str, &Wish<'_>> = wishes.iter().map(|wish| (wish.name(), wish)).collect();
     let taken_back = memo.refusals.step(world, &memo.clocks, &asked, now);
     let mut board = board(world, memo, now);
-    board.barred = memo.refusals.barred();
+    board.barred = memo.refusals.barred(&world.plans);
     let orphans: Vec<String> = board.slos().filter(|slo| !names.contains(*slo)).cloned().collect();
     orphans.iter().for_each(|slo| board.remove(slo, |_, _| true));
-    taken_back.iter().for_each(|(node, slo)| board.remove(slo, |on, _| on == node));
+    taken_back.iter().for_each(|one| board.put_back(&one.node, &one.slo, one.had.as_ref()));
     memo.freed += u64::from(std::mem::take(&mut board.is_freed));
     memo.refused.retain(|slo, _| names.contains(slo));
     memo.loads.retain(|slo, _| asked.get(slo.as_str()).is_some_and(|wish| wish.terms.promise.throughput_pps().is_none()));
     let again = keep_all(world, &mut board, memo, &asked, &mut whys, now);
-    let definitions = definitions(world, &board, &asked);
+    let definitions = definitions(world, &board, &asked, &mut memo.rollout);
     memo.freed += u64::from(board.is_freed);
     memo.why = whys;
     let is_gone = |plan: &NodePlan| {

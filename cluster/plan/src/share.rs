@@ -25,7 +25,7 @@ use sluice_slo::slo::{Cap, Promise, Slo as Terms};
 
 use crate::board::{Board, Room};
 use crate::health::is_settled;
-use crate::keep::{Part, drop_lost, parts, uses, waiting, with_silent};
+use crate::keep::{Part, drop_lost, mark_stale, parts, uses, waiting, with_silent};
 use crate::wish::{Why, Wish};
 
 /// Part of what an instance is known to carry that it may be given when others go.
@@ -157,6 +157,7 @@ pub fn share(
     let stay = staying.clone().count() as u32;
     let running = staying.filter(|one| board.is_running(slo, one.number)).count() as u32;
     drop_lost(board, slo);
+    mark_stale(board, wish);
     let seen = Seen::of(board, plans, slo);
     let load = loads.entry(slo.into()).or_insert_with(|| Load::new(stay.max(1)));
     load.note(running, &seen);
@@ -249,8 +250,12 @@ fn promise(board: &mut Board, wish: &Wish<'_>, cap: Cap) {
             instances: cap.instances.map(|most| most.saturating_sub(all - here).max(here)),
             load_pps: cap.load_pps.map(|most| most * part),
         };
-        let mut promised = wish.promised(None);
-        promised.slo.promise = Promise::OnDemand { latency_us: wish.terms.promise.latency_us(), cap: own };
+        let before = board.promised.get(&node).and_then(|of| of.get(wish.name()));
+        let mut promised = match before.filter(|_| board.is_barred(wish.name(), &node)) {
+            Some(before) => before.clone(),
+            None => wish.promised(None),
+        };
+        promised.slo.promise = Promise::OnDemand { latency_us: promised.slo.promise.latency_us(), cap: own };
         board.promised.entry(node).or_default().insert(wish.name().into(), promised);
     }
 }

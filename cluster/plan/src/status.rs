@@ -40,7 +40,7 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
         let on_node = name::on_node(&key.namespace, &key.name);
         let plans = by_slo.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
         let silent = plans.iter().map(|plan| plan.spec.server.name.as_str()).filter(|node| is_silent(world, node)).collect();
-        let on = On { slo: &on_node, plans, silent };
+        let on = On { slo: &on_node, plans, silent, memo };
         statuses.slos.extend(of_slo(&on, slo, memo.why.get(key), now).map(|status| (key.clone(), status)));
     }
     let owners = owners(world);
@@ -68,7 +68,7 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
         let on = by_function.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
         let is_current = |(plan, one): &&(&NodePlan, &PlannedFunction)| one.spec == function.spec && is_settled(plan);
         let (nodes, current) = (on.len() as i64, on.iter().filter(is_current).count() as i64);
-        let state = rolled_out(on, nodes, current);
+        let state = rolled_out(on, nodes, current, memo.waits_for(&on_node));
         let before = function.status.clone().unwrap_or_default();
         let generation = function.metadata.generation;
         let is_same = before.observed_generation == generation && (before.nodes, before.current) == (nodes, current);
@@ -83,12 +83,15 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
     statuses
 }
 
-fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64) -> State {
+fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64, waits_for: Option<&str>) -> State {
     let refusing = on.iter().find_map(|(plan, _)| Some((&plan.spec.server.name, refusal(plan)?)));
     match refusing {
         None if nodes == 0 => State::new(ROLLED_OUT, Some(true), "Unused", "no node runs it"),
         None if current == nodes => State::new(ROLLED_OUT, Some(true), "Current", format!("all {nodes} nodes run it as it is")),
-        None => State::new(ROLLED_OUT, Some(false), "Rolling", format!("{current} of {nodes} nodes run it as it is")),
+        None => {
+            let waits = waits_for.map(|node| format!("; node {node} is waited for: see sluice-node there")).unwrap_or_default();
+            State::new(ROLLED_OUT, Some(false), "Rolling", format!("{current} of {nodes} nodes run it as it is{waits}"))
+        }
         Some((node, why)) => {
             let message = format!(
                 "stopped: {current} of {nodes} nodes run it as it is, and node {node} refuses: {why}; change it, or that node"
@@ -103,6 +106,7 @@ struct On<'a> {
     /// Its name on nodes.
     slo: &'a str,
     plans: &'a [&'a NodePlan],
+    memo: &'a Memo,
     /// Those of its nodes whose agents are silent.
     silent: Vec<&'a str>,
 }
@@ -121,7 +125,8 @@ impl On<'_> {
     fn ready(&self) -> State {
         let nodes = self.plans.len();
         // What a node has taken over once goes on, whatever else its plan is to have.
-        let lacks = |plan: &&&NodePlan| self.uses(plan).is_none() && !is_settled(plan);
+        let is_refused = |plan: &NodePlan| refusal(plan).is_some() && self.memo.is_changed(plan, self.slo);
+        let lacks = |plan: &&&NodePlan| !is_settled(plan) && (self.uses(plan).is_none() || is_refused(plan));
         let late: Vec<&&NodePlan> = self.plans.iter().filter(lacks).collect();
         let refusing = late.iter().find_map(|plan| Some((&plan.spec.server.name, refusal(plan)?)));
         match (refusing, late.first()) {

@@ -34,6 +34,8 @@ struct Cluster {
     refuse: BTreeMap<String, String>,
     /// Nodes that refuse any plan with an instance, with what they say.
     liars: BTreeMap<String, String>,
+    /// Nodes that refuse any plan with an SLO of more packets per second.
+    most: BTreeMap<String, f64>,
     /// SLOs that every node refuses, by their name on nodes, with what is said.
     bad: BTreeMap<String, String>,
     /// Nodes that do nothing.
@@ -90,6 +92,7 @@ impl Cluster {
             now: Duration::ZERO,
             refuse: BTreeMap::new(),
             liars: BTreeMap::new(),
+            most: BTreeMap::new(),
             bad: BTreeMap::new(),
             silent: Vec::new(),
             loads: BTreeMap::new(),
@@ -167,7 +170,9 @@ impl Cluster {
             status.observed_revision = plan.spec.revision;
             let bad = || plan.spec.slos.iter().find_map(|one| self.bad.get(&one.slo.name));
             let lies = || self.liars.get(name).filter(|_| !plan.spec.server.instances.is_empty());
-            status.refused = self.refuse.get(name).or_else(lies).or_else(bad).cloned();
+            let is_more = |most: &f64| plan.spec.slos.iter().any(|one| one.slo.promise.throughput_pps() > Some(*most));
+            let more = self.most.get(name).filter(|most| is_more(most)).map(|most| format!("more than {most}"));
+            status.refused = self.refuse.get(name).or_else(lies).or_else(bad).cloned().or(more);
             if status.refused.is_some() {
                 continue;
             }

@@ -230,3 +230,35 @@ fn a_plan_is_waited_for_from_the_round_that_writes_it() {
     cluster.round();
     assert!(cluster.memo.next_deadline(due).is_none_or(|next| next > due + Duration::from_secs(1)), "a round moves it on");
 }
+
+#[test]
+fn a_change_waits_only_for_nodes_that_have_not_taken_it_over() {
+    let mut cluster = Cluster::new(3);
+    (0..3).for_each(|i| cluster.promise(&format!("s{i}"), 14e6));
+    cluster.run();
+    let change = |cluster: &mut Cluster, arg: &str| {
+        cluster.world.functions.get_mut(&Key::new("t", "nat")).unwrap().spec.args = vec![arg.into()];
+    };
+    let has = |cluster: &Cluster, arg: &str| -> Vec<String> {
+        let plans = cluster.world.plans.values().filter(|plan| plan.spec.functions[0].spec.args == [arg]);
+        plans.map(|plan| plan.spec.server.name.clone()).collect()
+    };
+    change(&mut cluster, "--new");
+    cluster.round();
+    cluster.agents();
+    // The first has it, and then another plan, which it does not take over.
+    assert_eq!(has(&cluster, "--new"), ["n000"]);
+    cluster.silent.push("n000".into());
+    let slo = (0..3).map(|i| format!("s{i}")).find(|slo| cluster.nodes(slo) == ["n000"]).unwrap();
+    cluster.promise(&slo, 13e6);
+    cluster.run();
+    assert_eq!(has(&cluster, "--new").len(), 3);
+    change(&mut cluster, "--better");
+    cluster.run();
+    assert_eq!(has(&cluster, "--better"), ["n000"]);
+    let message = nf(&cluster).conditions[0].message.clone();
+    assert!(message.contains("node n000 is waited for"), "{message}");
+    cluster.silent.clear();
+    cluster.run();
+    assert_eq!(has(&cluster, "--better").len(), 3);
+}

@@ -221,18 +221,18 @@ fn a_node_that_takes_nothing_but_an_empty_plan_stops_no_slo_and_gets_no_more() {
     cluster.liars.insert("n000".into(), "it has no core 15".into());
     for i in 0..2 {
         let name = format!("s{i}");
-        cluster.promise(&name, 2e6);
+        cluster.promise(&name, 9e6);
         cluster.run();
         assert!(cluster.is_kept(&name) && !cluster.nodes(&name).contains(&node_name(0)), "{:?}", cluster.memo.why);
         assert_eq!(cluster.said(&name), ("kept".into(), "Placed".into()));
     }
     let before = cluster.world.plans["n000"].spec.revision;
     // Together there is room on the others.
-    for i in 2..6 {
+    for i in 2..4 {
         cluster.promise(&format!("s{i}"), 2e6);
     }
     cluster.run();
-    assert!((0..6).all(|i| cluster.is_kept(&format!("s{i}"))), "{:?}", cluster.memo.why);
+    assert!((0..4).all(|i| cluster.is_kept(&format!("s{i}"))), "{:?}", cluster.memo.why);
     assert_eq!(cluster.world.plans["n000"].spec.revision, before, "two have shown what it is");
     // It is mended, and asked again in time.
     cluster.liars.clear();
@@ -260,4 +260,75 @@ fn an_slo_that_is_held_holds_up_no_trial_of_another_node() {
     cluster.promise("most", 8e6);
     cluster.run();
     assert!(["more", "most"].iter().all(|slo| cluster.is_kept(slo)), "both nodes have more: {:?}", cluster.memo.why);
+}
+
+/// Two SLOs on the first node, which refuses more for the one that grows.
+fn grown(nodes: usize) -> Cluster {
+    let mut cluster = Cluster::new(nodes);
+    cluster.promise("web", 3e6);
+    cluster.promise("old", 2e6);
+    cluster.run();
+    assert!(["web", "old"].iter().all(|slo| cluster.nodes(slo) == ["n000"]));
+    cluster.most.insert("n000".into(), 3.5e6);
+    cluster.promise("web", 9e6);
+    cluster.round();
+    cluster.agents();
+    let status = cluster.status("web");
+    assert_eq!((status.conditions[1].status.as_str(), status.conditions[1].reason.as_str()), ("False", "NodeRefuses"));
+    cluster
+}
+
+#[test]
+fn a_change_that_a_node_refuses_is_taken_back_and_goes_elsewhere() {
+    let mut cluster = grown(2);
+    for _ in 0..20 {
+        cluster.round();
+        assert!(cluster.carried("web") >= 3e6 && cluster.is_kept("old"));
+        cluster.agents();
+    }
+    cluster.run();
+    assert!(cluster.is_kept("web") && cluster.nodes("web") == ["n001"], "{:?}", cluster.memo.why);
+    assert_eq!(cluster.said("web"), ("kept".into(), "Placed".into()));
+}
+
+#[test]
+fn a_change_that_has_no_other_place_is_held_and_nothing_waits_for_it() {
+    let mut cluster = grown(1);
+    cluster.run();
+    let words = |cluster: &Cluster| {
+        assert_eq!(cluster.said("web"), ("degraded".into(), "NodeRefuses".into()));
+        let why = cluster.status("web").why;
+        assert!(why.contains("node n000 refuses it: more than 3500000"), "{why}");
+    };
+    words(&cluster);
+    let plan = &cluster.world.plans["n000"];
+    assert_eq!(plan.status.as_ref().unwrap().applied_revision, plan.spec.revision);
+    let web = plan.spec.slos.iter().find(|one| one.slo.name == "t_web").unwrap();
+    assert_eq!(web.slo.promise.throughput_pps(), Some(3e6));
+    assert!(cluster.carried("web") >= 3e6);
+    // What else changes there is taken over.
+    cluster.world.slos.remove(&Key::new("t", "old"));
+    cluster.promise("new", 1e6);
+    cluster.run();
+    assert!(cluster.is_kept("new") && cluster.instances("old").is_empty());
+    words(&cluster);
+    // It is mended, and tried again in time.
+    cluster.most.clear();
+    cluster.now += Duration::from_secs(600);
+    cluster.run();
+    assert!(cluster.is_kept("web"), "{:?}", cluster.memo.why);
+    assert_eq!(cluster.said("web"), ("kept".into(), "Placed".into()));
+}
+
+#[test]
+fn a_change_among_others_is_tried_apart_from_them() {
+    let mut cluster = Cluster::new(1);
+    cluster.promise("web", 3e6);
+    cluster.run();
+    cluster.most.insert("n000".into(), 3.5e6);
+    cluster.promise("web", 5e6);
+    (0..3).for_each(|i| cluster.promise(&format!("s{i}"), 1e6));
+    cluster.run();
+    assert!((0..3).all(|i| cluster.is_kept(&format!("s{i}"))), "{:?}", cluster.memo.why);
+    assert_eq!(cluster.said("web"), ("degraded".into(), "NodeRefuses".into()));
 }

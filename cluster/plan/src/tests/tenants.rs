@@ -189,3 +189,35 @@ fn a_pod_of_a_function_that_the_chain_does_not_have_is_not_bound_and_says_why() 
     (bound.is_gated, bound.instance, bound.node) = (false, Some(0), Some(node_name(0)));
     assert_eq!(bind(&cluster.world), [Decision::Note { pod: bad, why: None }]);
 }
+
+#[test]
+fn of_thousands_that_differ_by_prefix_few_are_compared() {
+    use crate::ingress::COMPARED;
+    let mut cluster = Cluster::new(1);
+    cluster.world.nodes.clear();
+    let prefix = |i: usize| format!("10.{}.{}.0/24", i / 256, i % 256);
+    (0..5).for_each(|i| cluster.tenant(&format!("tenant{i}")));
+    for i in 0..5000 {
+        let mut from = from("in", None, (i % 2 == 0).then(|| prefix(i)).as_deref());
+        // Half of them differ by their source, and by their destination from the others.
+        if i % 2 == 1 {
+            (from.src, from.dst) = (Some(prefix(i)), Some("192.0.2.0/24".into()));
+        }
+        let name = format!("s{i}");
+        cluster.ask_in(&format!("tenant{}", i % 5), &name, reserved(&name, 1e6), from);
+    }
+    COMPARED.set(0);
+    cluster.round();
+    assert!(COMPARED.get() <= 5000, "{} comparisons", COMPARED.get());
+    let taken = |cluster: &Cluster| cluster.memo.why.values().filter(|why| why.reason == "IngressTaken").count();
+    assert_eq!(taken(&cluster), 0);
+    // Shorter and longer ones are found all the same.
+    cluster.tenant("other");
+    for (name, dst) in [("a", "10.0.0.0/8"), ("b", "10.0.2.128/25"), ("c", "0.0.0.0/0"), ("d", "10.0.4.0/24")] {
+        cluster.ask_in("other", name, reserved(name, 1e6), from("in", None, Some(dst)));
+        cluster.world.slos.get_mut(&Key::new("other", name)).unwrap().metadata.creation_timestamp =
+            Some(Time(Timestamp::from_second(1).unwrap()));
+    }
+    cluster.round();
+    assert_eq!(taken(&cluster), 4, "{:?}", cluster.memo.why.iter().filter(|(key, _)| key.namespace == "other").collect::<Vec<_>>());
+}
