@@ -311,9 +311,11 @@ pub fn put_plan(world: &mut World, plan: NodePlan) -> bool {
 /// for.
 type Said<'a> = (&'a str, &'a str, bool, Option<u32>);
 
-/// What a node says, without the numbers, which change all the time and decide nothing: its
-/// revisions, whether it profiles, why it refuses, and how its SLOs are kept.
-fn said(plan: &NodePlan) -> Option<([i64; 2], bool, Option<&str>, Vec<Said<'_>>)> {
+/// What a node says: its revisions, whether it profiles, why it refuses, and how its SLOs are kept.
+type Report<'a> = ([i64; 2], bool, Option<&'a str>, Vec<Said<'a>>);
+
+/// What a node says, without the numbers, which change all the time and decide nothing.
+fn said(plan: &NodePlan) -> Option<Report<'_>> {
     let status = plan.status.as_ref()?;
     let uses = status.uses.iter().map(|one| (one.slo.as_str(), one.state.as_str(), one.offered_pps > 0.0, one.asks_for));
     let revisions = [status.observed_revision, status.applied_revision];

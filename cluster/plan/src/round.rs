@@ -64,7 +64,7 @@ impl Memo {
 
     /// When something changes by time alone: a node will have been waited for too long, an SLO that
     /// was refused is tried again, or the load of SLOs on demand is looked at. What has come since
-    /// the last round is due [`SOON`], so that a caller that cannot act does not spin.
+    /// the last round is due `SOON`, so that a caller that cannot act does not spin.
     pub fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let look = self.loads.values().any(|load| load.wanted > 1).then_some(self.looked + share::LOOK);
         let ends = self.clocks.ends().chain(self.refusals.ends()).chain(look);
