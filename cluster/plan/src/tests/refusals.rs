@@ -10,11 +10,11 @@ fn ten(said: &str) -> (Cluster, usize) {
     cluster.world.classes.get_mut("a").unwrap().cores = 15;
     cluster.world.epoch += 1;
     cluster.run();
-    cluster.promise("old", 1e6);
+    cluster.promise("old", 1e5);
     cluster.run();
     cluster.bad.insert("t_s4".into(), said.into());
     for i in 0..10 {
-        cluster.promise(&format!("s{i}"), 1e6);
+        cluster.promise(&format!("s{i}"), 1e5);
     }
     for rounds in 0..40 {
         let wrote = cluster.round();
