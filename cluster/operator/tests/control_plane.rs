@@ -467,4 +467,42 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
         (status.applied_revision == plan.spec.revision && status.uses.is_empty()).then_some(())
     })
     .await;
+    guests(client, &at("run"), programs, words).await;
+}
+
+/// An NF of pods on that node: it attaches by the socket of its SLO, and so does its successor.
+async fn guests(client: &Client, run: &Path, programs: &Path, words: impl Fn() -> String) {
+    let named = |name: &str, spec: Value| json!({"metadata": {"name": name, "namespace": "acme"}, "spec": spec});
+    apply::<NetworkFunction>(client, &named("guest", json!({}))).await.unwrap();
+    let mut object = chain("acme", "guests");
+    object["spec"]["services"] = json!(["guest"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    let spec = json!({"chain": "guests", "onDemand": {"latencyUs": 1e6, "mostInstances": 1}});
+    apply::<Slo>(client, &named("guests", spec)).await.unwrap();
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let socket = run.join("attach/acme_guests/nf.sock");
+    let number = wait("the node waits for the NF", || async {
+        let plan = plans.get("real").await.ok()?;
+        let status = plan.status?;
+        assert!(status.refused.is_none(), "{status:?}\n{}", words());
+        let is_new = status.uses.first().is_some_and(|one| one.state == "new");
+        (status.applied_revision == plan.spec.revision && is_new && socket.exists()).then_some(())?;
+        plan.spec.server.instances.first().map(|one| one.number)
+    })
+    .await;
+    let delivers = |is_so: bool| {
+        let plans = plans.clone();
+        async move {
+            let uses = plans.get("real").await.ok()?.status?.uses;
+            uses.first().is_some_and(|one| (one.delivered_pps > 0.0) == is_so).then_some(())
+        }
+    };
+    for nth in 0..2 {
+        let mut bridge = Command::new(programs.join("sluice-nf-bridge"));
+        bridge.env("SLUICE_SOCKET", &socket).env("SLUICE_NF", format!("acme_guest/{number}"));
+        let guest = Process::start(&mut bridge, run.with_file_name(format!("guest-{nth}.log")));
+        wait("packets flow through the NF of a pod", || delivers(true)).await;
+        drop(guest);
+        wait("it is gone", || delivers(false)).await;
+    }
 }
