@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use arbitrary::{Arbitrary, Unstructured};
 use sluice_shm::core_page::CorePage;
-use sluice_shm::memory::SharedMemory;
+use sluice_shm::memory::{SharedMemory, Snapshot};
 
 /// Slots: more than the bits of a word.
 const SLOTS: u32 = 70;
@@ -37,7 +37,7 @@ enum Step {
 }
 
 thread_local! {
-    static PAGE: RefCell<Option<(SharedMemory, CorePage, Vec<u64>)>> = const { RefCell::new(None) };
+    static PAGE: RefCell<Option<(SharedMemory, CorePage, Snapshot)>> = const { RefCell::new(None) };
 }
 
 /// Runs one input: steps of the peer and of the others.
@@ -45,13 +45,10 @@ pub fn run(bytes: &[u8]) {
     PAGE.with_borrow_mut(|kept| {
         let (memory, page, as_made) = kept.get_or_insert_with(|| {
             let (memory, page) = CorePage::create(SLOTS, true).expect("memory");
-            let words = (0..sluice_shm::core_page::bytes(SLOTS)).step_by(8).filter_map(|at| memory.mapping().atomic_u64(at));
-            let words = words.map(|word| word.load(Ordering::Relaxed)).collect();
-            (memory, page, words)
+            let as_made = Snapshot::of(memory.mapping());
+            (memory, page, as_made)
         });
-        for (index, word) in as_made.iter().enumerate() {
-            memory.mapping().atomic_u64(index * 8).expect("it was read there").store(*word, Ordering::Relaxed);
-        }
+        as_made.restore(memory.mapping());
         steps(memory, page, bytes);
     });
 }
@@ -59,8 +56,14 @@ pub fn run(bytes: &[u8]) {
 /// Takes the bits of slots that returned packets: first of all, then of some.
 fn take(page: &CorePage, index: usize, mine: u64) {
     let note = |bits: u64| {
-        let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);
-        slots.filter(|slot| *slot < SLOTS).for_each(|slot| page.note_returned(slot));
+        let mut left = bits;
+        while left != 0 {
+            let slot = index as u32 * 64 + left.trailing_zeros();
+            left &= left - 1;
+            if slot < SLOTS {
+                page.note_returned(slot);
+            }
+        }
     };
     note(page.take_returned(index, u64::MAX));
     let all = page.take_returned(index, u64::MAX);

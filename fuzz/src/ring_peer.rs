@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use arbitrary::{Arbitrary, Unstructured};
 use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
+use sluice_shm::memory::Snapshot;
 use sluice_shm::page::{Region, RegionLayout};
 
 #[derive(Arbitrary, Debug)]
@@ -22,7 +23,7 @@ enum Step {
 
 thread_local! {
     /// One region for all inputs, restored for each: making one takes longer than an input.
-    static REGION: RefCell<Option<(Region, Vec<u64>)>> = const { RefCell::new(None) };
+    static REGION: RefCell<Option<(Region, Snapshot)>> = const { RefCell::new(None) };
 }
 
 /// Runs one input: steps of the peer and of the manager.
@@ -31,15 +32,10 @@ pub fn run(bytes: &[u8]) {
         let layout = RegionLayout::new(1, 16).expect("a valid layout");
         let (region, as_made) = kept.get_or_insert_with(|| {
             let region = Region::create(layout).expect("memory");
-            let mapping = region.memory.mapping();
-            let words = (0..layout.bytes as usize).step_by(8).filter_map(|at| mapping.atomic_u64(at));
-            let words = words.map(|word| word.load(Ordering::Relaxed)).collect();
-            (region, words)
+            let as_made = Snapshot::of(region.memory.mapping());
+            (region, as_made)
         });
-        let mapping = region.memory.mapping();
-        for (index, word) in as_made.iter().enumerate() {
-            mapping.atomic_u64(index * 8).expect("it was read there").store(*word, Ordering::Relaxed);
-        }
+        as_made.restore(region.memory.mapping());
         steps(region, layout, bytes);
     });
 }

@@ -14,8 +14,12 @@ pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
     }
     let lower = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(1);
+    let letters = lower.chars().count();
+    // The distance is at least the difference of the lengths, and takes far longer.
+    let may_be_near = |c: &&&str| !c.is_ascii() || c.len().abs_diff(letters) <= limit;
     let near = candidates
         .iter()
+        .filter(may_be_near)
         .map(|c| (damerau_levenshtein(&lower, &c.to_lowercase()), *c))
         .filter(|(distance, c)| *distance <= limit && *distance < c.chars().count())
         .min_by_key(|(distance, _)| *distance);

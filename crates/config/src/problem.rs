@@ -257,12 +257,16 @@ impl SourceText {
 
     /// Gives every problem its location, and sorts the problems in file order.
     pub(crate) fn locate(&self, problems: &mut [Problem]) {
-        let Ok(root) = DeTable::parse(&self.text) else { return };
-        for problem in problems.iter_mut() {
-            if problem.location.is_none() {
-                problem.location = problem.at.and_then(|at| span(&root, at)).map(|s| self.location(s));
+        let lacks_line = |problem: &Problem| problem.location.is_none() && problem.at.is_some() || problem.earlier.is_some();
+        // Most texts have no problem, or only some that were found in the text itself.
+        if problems.iter().any(lacks_line) {
+            let Ok(root) = DeTable::parse(&self.text) else { return };
+            for problem in problems.iter_mut() {
+                if problem.location.is_none() {
+                    problem.location = problem.at.and_then(|at| span(&root, at)).map(|s| self.location(s));
+                }
+                problem.earlier_line = problem.earlier.and_then(|at| span(&root, at)).map(|s| self.location(s).line);
             }
-            problem.earlier_line = problem.earlier.and_then(|at| span(&root, at)).map(|s| self.location(s).line);
         }
         problems.sort_by_key(|p| p.location.as_ref().map(|l| (l.line, l.column)));
     }

@@ -119,7 +119,7 @@ impl Session {
     /// Why the connection has to be closed after [`Session::out`] is sent. Earlier messages remain.
     pub fn receive(&mut self, bytes: &[u8], now_ms: u64) -> Result<(), Close> {
         self.inbox.extend_from_slice(bytes);
-        let inbox = std::mem::take(&mut self.inbox);
+        let mut inbox = std::mem::take(&mut self.inbox);
         let mut rest = &inbox[..];
         while let Some((header, _)) = rest.split_first_chunk::<HEADER>() {
             let header = Header::decode(header);
@@ -136,7 +136,10 @@ impl Session {
             self.heard_ms = now_ms;
             self.take(header, message)?;
         }
-        self.inbox.extend_from_slice(rest);
+        // A part of a message that comes byte by byte is not copied for each of them.
+        let taken = inbox.len() - rest.len();
+        inbox.drain(..taken);
+        self.inbox = inbox;
         Ok(())
     }
 

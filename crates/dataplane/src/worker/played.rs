@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::Descriptor;
-use sluice_shm::memory::{MemoryError, SharedMemory};
+use sluice_shm::memory::{MemoryError, SharedMemory, Snapshot};
 use sluice_shm::page::{Region, RegionLayout, asleep};
 use sluice_shm::ring::{Consumer, Producer};
 
@@ -34,24 +34,15 @@ pub struct PlayedCore {
     nfs: Vec<Played>,
     page: CorePage,
     memory: SharedMemory,
-    /// The initial words of the page and of each region.
-    as_made: Vec<Vec<u64>>,
-}
-
-fn words(memory: &SharedMemory) -> Vec<u64> {
-    let mapping = memory.mapping();
-    // Relaxed here and below: one thread plays all parts.
-    (0..mapping.len()).step_by(8).filter_map(|at| Some(mapping.atomic_u64(at)?.load(Ordering::Relaxed))).collect()
-}
-
-fn put_back(memory: &SharedMemory, words: &[u64]) {
-    for (index, word) in words.iter().enumerate() {
-        memory.mapping().atomic_u64(index * 8).into_iter().for_each(|at| at.store(*word, Ordering::Relaxed));
-    }
+    /// The page and each region as they were made.
+    as_made: Vec<Snapshot>,
+    /// Wakes of all NFs until now.
+    woken: u64,
 }
 
 fn write(memory: &SharedMemory, at: usize, value: u32) {
     let words = memory.mapping().len() / 4;
+    // Relaxed here and below: one thread plays all parts.
     memory.mapping().atomic_u32(at % words * 4).into_iter().for_each(|word| word.store(value, Ordering::Relaxed));
 }
 
@@ -73,8 +64,9 @@ impl PlayedCore {
             Ok(Played { handle, post, read })
         };
         let nfs = (0..nfs).map(played).collect::<Result<Vec<_>, _>>()?;
-        let as_made = std::iter::once(&memory).chain(nfs.iter().map(|nf| &nf.handle.region.memory)).map(words).collect();
-        let mut core = Self { handover: Handover::new(page.clone(), STILL_NS), nfs, page, memory, as_made };
+        let as_made = std::iter::once(&memory).chain(nfs.iter().map(|nf| &nf.handle.region.memory));
+        let as_made = as_made.map(|memory| Snapshot::of(memory.mapping())).collect();
+        let mut core = Self { handover: Handover::new(page.clone(), STILL_NS), nfs, page, memory, as_made, woken: 0 };
         core.begin_again(0);
         Ok(core)
     }
@@ -82,11 +74,11 @@ impl PlayedCore {
     /// Restores the initial state: all NFs sleep without packets.
     pub fn begin_again(&mut self, now_ns: u64) {
         let (page, regions) = self.as_made.split_first().expect("the page's are there");
-        put_back(&self.memory, page);
+        page.restore(self.memory.mapping());
         self.handover = Handover::new(self.page.clone(), STILL_NS);
         for (nf, region) in self.nfs.iter_mut().zip(regions) {
             let handle = &nf.handle;
-            put_back(&handle.region.memory, region);
+            region.restore(handle.region.memory.mapping());
             nf.post = handle.region.rx_producer(0).expect("it has one");
             nf.read = handle.region.rx_consumer(0).expect("it has one");
             let (posted, returned) = handle.posted_returned();
@@ -115,7 +107,7 @@ impl PlayedCore {
     /// Posts packets to an NF, as many as there is room for.
     pub fn post(&mut self, nf: usize, packets: usize, now_ns: u64) {
         let Some(Played { handle, post, .. }) = self.nfs.get_mut(nf) else { return };
-        let posted = post.enqueue(&vec![Descriptor::default(); packets.min(RING as usize)]).unwrap_or(0);
+        let posted = post.enqueue(&[Descriptor::default(); RING as usize][..packets.min(RING as usize)]).unwrap_or(0);
         handle.counters[0].api.rx_packets.add(posted as u64);
         handle.core_page.posted(handle.slot).store(handle.counters[0].api.rx_packets.get() as u32, Ordering::Relaxed);
         handle.core_page.set_pending(handle.slot, now_ns);
@@ -143,13 +135,9 @@ impl PlayedCore {
 
     /// Runs a round of the packet thread. Returns how many NFs it woke.
     pub fn round(&mut self, now_ns: u64) -> u64 {
-        let before = self.all_wakes();
         self.handover.step(&[], 0, now_ns);
-        self.all_wakes() - before
-    }
-
-    fn all_wakes(&self) -> u64 {
-        (0..self.nfs.len()).map(|nf| self.wakes(nf)).sum()
+        let woken = self.nfs.iter().map(|nf| nf.handle.counters[0].api.wakes.get()).sum();
+        woken - std::mem::replace(&mut self.woken, woken)
     }
 
     /// Times that an NF was woken.

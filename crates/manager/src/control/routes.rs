@@ -41,6 +41,8 @@ const PERFETTO: &str = "application/x-protobuf";
 struct Context {
     backend: Arc<dyn Backend>,
     limits: Limits,
+    /// Whether calls run on threads of their own.
+    has_threads: bool,
 }
 
 struct Route {
@@ -480,6 +482,15 @@ fn of_placement() -> Vec<Route> {
 }
 
 pub(crate) fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
+    router_of(Context { backend, limits, has_threads: true })
+}
+
+/// The same for one client alone: calls run on the thread of its connection.
+pub(super) fn router_of_one(backend: Arc<dyn Backend>, limits: Limits) -> Router {
+    router_of(Context { backend, limits, has_threads: false })
+}
+
+fn router_of(context: Context) -> Router {
     let router = routes().into_iter().fold(Router::new(), |router, route| router.route(route.operation.path, route.handler));
     router
         .method_not_allowed_fallback(|request: Request| async move {
@@ -490,16 +501,19 @@ pub(crate) fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
             let what = format!("there is nothing at {}", request.uri().path());
             RefusedRequest(ApiError::new(ErrorKind::NotFound, what, "see /v1/openapi.json"))
         })
-        .with_state(Context { backend, limits })
+        .with_state(context)
 }
 
 impl Context {
-    /// Runs a call on a thread that may block.
+    /// Runs a call, on a thread that may block.
     async fn blocking<T, F>(&self, call: F) -> Result<T, RefusedRequest>
     where
         T: Send + 'static,
         F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
     {
+        if !self.has_threads {
+            return call(&*self.backend).map_err(RefusedRequest);
+        }
         let backend = self.backend.clone();
         let answer = tokio::task::spawn_blocking(move || call(&*backend));
         let answer = match tokio::time::timeout(self.limits.call, answer).await {

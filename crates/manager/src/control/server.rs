@@ -36,8 +36,8 @@ use super::Backend;
 use super::guest::{Guest, converse, find_place};
 pub use super::limits::Limits;
 pub use super::routes::OPENAPI;
-use super::routes::RefusedRequest;
 pub(crate) use super::routes::router;
+use super::routes::{RefusedRequest, router_of_one};
 use sluice_api::{ApiError, ErrorKind};
 use sluice_host::record::is_ours;
 
@@ -283,7 +283,7 @@ impl Unconnected {
     /// The host has no memory for it.
     pub fn new(backend: Arc<dyn Backend>, limits: Limits) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        Ok(Self { app: router(backend, limits), limits, runtime })
+        Ok(Self { app: router_of_one(backend, limits), limits, runtime })
     }
 
     /// The answer to a client that sends `request` and nothing more.
