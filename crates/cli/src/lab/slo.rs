@@ -62,9 +62,9 @@ that they need. The API server checks them, and they are planned as the operator
     #[command(after_help = "\
 Examples:
   sluice slo list
-  sluice slo list --live              how the running daemon keeps them
-  sluice slo list --cluster -n acme   those of a namespace
-  sluice slo list --cluster -A --live how nodes keep them, and a line for each change, until Ctrl-C")]
+  sluice slo list --live                how the running daemon keeps them
+  sluice slo list --cluster -n acme     those of a namespace
+  sluice slo list --cluster -A --live   how nodes keep them, and a line for each change, until Ctrl-C")]
     List {
         #[command(flatten)]
         live: Live,

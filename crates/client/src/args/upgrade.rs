@@ -30,16 +30,16 @@ pub struct NfUpgrade {
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "first")]
     pub lasts: u64,
     /// How many packets of a shadow may differ, such as 10 or 0.1% of those compared
-    #[arg(long, value_name = "N", default_value = "0", value_parser = allowed, requires = "shadow")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = allowed, requires = "shadow", conflicts_with = "canary")]
     pub allow: Allowed,
     /// Core of a shadow; by default that of the instance whose packets it gets
-    #[arg(long, value_name = "N", requires = "shadow")]
+    #[arg(long, value_name = "N", requires = "shadow", conflicts_with = "canary")]
     pub core: Option<usize>,
     /// By how many percent of its packets it may drop more than the old version
-    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = margin, requires = "canary")]
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = margin, requires = "canary", conflicts_with = "shadow")]
     pub max_drops: f64,
     /// Longest time for a burst in microseconds, which 99 of 100 must keep
-    #[arg(long, value_name = "US", value_parser = micros, requires = "canary")]
+    #[arg(long, value_name = "US", value_parser = micros, requires = "canary", conflicts_with = "shadow")]
     pub max_burst: Option<f64>,
     /// Do not wait for the end of the canary or shadow
     #[arg(long, requires = "first")]
