@@ -63,6 +63,8 @@ pub fn bind(world: &World) -> Vec<Decision> {
     let (mut decisions, mut notes) = (Vec::new(), Vec::new());
     let mut waiting: BTreeMap<(String, &str), Vec<&Key>> = BTreeMap::new();
     let mut taken: BTreeSet<(String, &str, u32)> = BTreeSet::new();
+    // Of pods that are to go, and have not gone yet: nobody else has these numbers meanwhile.
+    let mut leaving: BTreeSet<(String, &str, u32)> = BTreeSet::new();
     for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending) {
         let why = if pod.is_gated { refusal(world, key, pod) } else { None };
         if why != pod.refused {
@@ -80,7 +82,11 @@ pub fn bind(world: &World) -> Vec<Decision> {
             Some((number, node)) => {
                 // The number of an instance that is gone may be another one's, elsewhere.
                 let is_planned = instances.get(slo.as_str()).is_some_and(|of| of.get(&number) == Some(&node));
-                if !is_planned || !taken.insert((slo, &pod.function, number)) {
+                let place = (slo, pod.function.as_str(), number);
+                if !is_planned {
+                    leaving.insert(place);
+                    decisions.push(Decision::Evict { pod: key.clone() });
+                } else if !taken.insert(place) {
                     decisions.push(Decision::Evict { pod: key.clone() });
                 }
             }
@@ -88,7 +94,10 @@ pub fn bind(world: &World) -> Vec<Decision> {
     }
     for ((slo, function), pods) in waiting {
         let of = instances.get(slo.as_str()).into_iter().flatten();
-        let free = of.filter(|(number, _)| !taken.contains(&(slo.clone(), function, **number)));
+        let free = of.filter(|(number, _)| {
+            let place = (slo.clone(), function, **number);
+            !taken.contains(&place) && !leaving.contains(&place)
+        });
         let bound = pods.into_iter().zip(free);
         decisions.extend(bound.map(|(pod, (number, node))| Decision::Bind {
             pod: pod.clone(),

@@ -149,9 +149,18 @@ fn a_pod_does_not_stay_where_its_instance_was() {
     cluster.world.epoch += 1;
     cluster.run();
     assert_ne!(cluster.nodes("web"), [first]);
-    assert_eq!(bind(&cluster.world), [Decision::Evict { pod: Key::new("t", "p0") }]);
+    // Another one waits, and gets the number when the first has gone.
+    let (old, next) = (Key::new("t", "p0"), Key::new("t", "p1"));
+    let waits = Pod { slo: "web".into(), function: "nat".into(), is_gated: true, ..Pod::default() };
+    cluster.world.pods.insert(next.clone(), waits);
+    assert_eq!(Some(cluster.instances("web")[0].1.number), number);
+    assert_eq!(bind(&cluster.world), [Decision::Evict { pod: old.clone() }]);
+    cluster.world.pods.get_mut(&old).unwrap().is_ending = true;
+    assert!(matches!(&bind(&cluster.world)[..], [Decision::Bind { pod, .. }] if *pod == next));
+    cluster.world.pods.remove(&next);
     // One that was never at the gate is left alone, whatever its labels say.
-    cluster.world.pods.get_mut(&Key::new("t", "p0")).unwrap().node = None;
+    let old = cluster.world.pods.get_mut(&old).unwrap();
+    (old.is_ending, old.node) = (false, None);
     assert!(bind(&cluster.world).is_empty());
 }
 
