@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, Resource, WatchEvent, WatchParams};
+use k8s_openapi::api::events::v1::Event as KubeEvent;
+use kube::api::{Api, DeleteParams, ListParams, Resource, WatchEvent, WatchParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Client, ResourceExt};
@@ -57,7 +58,7 @@ async fn main() {
     let (mut wrong, end) = mirror.rest(slos).await;
     println!("the whole set from nothing: {:.1} s, {:?}", (end - began).as_secs_f64(), mirror.states());
     probes(&client, &mirror, slos).await;
-    idle(&operator, nodes).await;
+    idle(&client, &operator, nodes).await;
     wrong.extend(losses(&client, &mirror, nodes, slos).await);
     println!("operator: at most {} MiB, {:.1} s of CPU in all", memory(&operator, "VmHWM"), cpu(&operator));
     for what in &wrong {
@@ -246,9 +247,20 @@ async fn probe(client: &Client, mirror: &Mirror, namespace: &str, name: &str, pp
     (opened.unwrap_or(bound), bound)
 }
 
-async fn idle(operator: &Process, nodes: usize) {
-    // Whatever is still to be written.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+async fn idle(client: &Client, operator: &Process, nodes: usize) {
+    // Events are written at a bounded rate, long after what they are of.
+    let all: Api<KubeEvent> = Api::all(client.clone());
+    let count = || async { all.list_metadata(&ListParams::default()).await.map(|list| list.items.len()).unwrap_or(0) };
+    let (began, mut events) = (Instant::now(), usize::MAX);
+    loop {
+        let now = count().await;
+        if now == events {
+            break;
+        }
+        events = now;
+        tokio::time::sleep(REST).await;
+    }
+    println!("{events} events, the last of them {:.0} s after the last SLO", began.elapsed().as_secs_f64());
     let before = cpu(operator);
     tokio::time::sleep(IDLE).await;
     let part = (cpu(operator) - before) / IDLE.as_secs_f64() * 100.0;

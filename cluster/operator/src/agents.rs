@@ -6,6 +6,8 @@
 //! operator that begins to lead trusts leases anew: it may have seen nothing for long.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -32,11 +34,21 @@ impl Agent {
     fn end(&self) -> Instant {
         self.since + self.lasts()
     }
+
+    /// Notes its lease. Returns whether it is served again.
+    fn note(&mut self, lease: &Lease, now: Instant) -> bool {
+        let said = lease.spec.clone().unwrap_or_default();
+        if self.said == said {
+            return false;
+        }
+        !std::mem::replace(self, Self { said, since: now, is_served: true }).is_served
+    }
 }
 
-/// The agents that have a lease, by node.
-#[derive(Debug, Default)]
-pub struct Agents(BTreeMap<String, Agent>);
+/// The agents that have a lease, by node. The watch of leases shares them with the operator, so
+/// that a lease that is only renewed wakes nobody.
+#[derive(Debug, Default, Clone)]
+pub struct Agents(Arc<Mutex<BTreeMap<String, Agent>>>);
 
 /// The node of an agent's lease.
 pub fn node(lease: &Lease) -> Option<String> {
@@ -44,40 +56,47 @@ pub fn node(lease: &Lease) -> Option<String> {
 }
 
 impl Agents {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Agent>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a lease if its node is served already, so that it is no news. Returns whether it is.
+    pub fn renews(&self, lease: &Lease, now: Instant) -> bool {
+        let mut all = self.all();
+        let Some(agent) = node(lease).and_then(|node| all.get_mut(&node)).filter(|agent| agent.is_served) else { return false };
+        agent.note(lease, now);
+        true
+    }
+
     /// Notes a lease as it was read. Returns its node if that was not served before.
-    pub fn see(&mut self, lease: &Lease, now: Instant) -> Option<String> {
+    pub fn see(&self, lease: &Lease, now: Instant) -> Option<String> {
         let node = node(lease)?;
-        let said = lease.spec.clone().unwrap_or_default();
-        match self.0.get_mut(&node) {
-            Some(agent) if agent.said == said => None,
-            Some(agent) => {
-                let was_served = agent.is_served;
-                *agent = Agent { said, since: now, is_served: true };
-                (!was_served).then_some(node)
-            }
-            None => {
-                self.0.insert(node.clone(), Agent { said, since: now, is_served: true });
+        match self.all().entry(node.clone()) {
+            Entry::Occupied(mut known) => known.get_mut().note(lease, now).then_some(node),
+            Entry::Vacant(free) => {
+                free.insert(Agent { said: lease.spec.clone().unwrap_or_default(), since: now, is_served: true });
                 Some(node)
             }
         }
     }
 
     /// Notes that a lease is gone. Returns its node if that was served.
-    pub fn lose(&mut self, lease: &Lease) -> Option<String> {
+    pub fn lose(&self, lease: &Lease) -> Option<String> {
         let node = node(lease)?;
-        self.0.remove(&node).filter(|agent| agent.is_served).map(|_| node)
+        self.all().remove(&node).filter(|agent| agent.is_served).map(|_| node)
     }
 
     pub fn is_served(&self, node: &str) -> bool {
-        self.0.get(node).is_some_and(|agent| agent.is_served)
+        self.all().get(node).is_some_and(|agent| agent.is_served)
     }
 
     /// Takes each lease as just seen, but for those that had ended when the newest one was renewed:
     /// their agents are silent until they renew.
-    pub fn trust(&mut self, now: Instant) {
+    pub fn trust(&self, now: Instant) {
+        let mut all = self.all();
         let renewed = |agent: &Agent| agent.said.renew_time.as_ref().map(|time| time.0);
-        let newest = self.0.values().filter_map(renewed).max();
-        for agent in self.0.values_mut() {
+        let newest = all.values().filter_map(renewed).max();
+        for agent in all.values_mut() {
             let age = newest.zip(renewed(agent)).and_then(|(newest, own)| Duration::try_from(newest - own).ok());
             agent.is_served = age.is_none_or(|age| age <= agent.lasts());
             agent.since = now;
@@ -86,12 +105,13 @@ impl Agents {
 
     /// When the first lease will have been silent for too long.
     pub fn deadline(&self) -> Option<Instant> {
-        self.0.values().filter(|agent| agent.is_served).map(Agent::end).min()
+        self.all().values().filter(|agent| agent.is_served).map(Agent::end).min()
     }
 
     /// The nodes that are not served any more: their leases have been silent for too long.
-    pub fn silence(&mut self, now: Instant) -> Vec<String> {
-        let silent = self.0.iter_mut().filter(|(_, agent)| agent.is_served && agent.end() <= now);
+    pub fn silence(&self, now: Instant) -> Vec<String> {
+        let mut all = self.all();
+        let silent = all.iter_mut().filter(|(_, agent)| agent.is_served && agent.end() <= now);
         let note = |(node, agent): (&String, &mut Agent)| {
             agent.is_served = false;
             node.clone()
@@ -116,16 +136,17 @@ mod tests {
 
     #[test]
     fn an_agent_is_silent_by_the_clock_of_the_operator() {
-        let (mut agents, start) = (Agents::default(), Instant::now());
+        let (agents, start) = (Agents::default(), Instant::now());
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         // An old lease, of a clock that is wrong, counts as just seen.
         assert_eq!(agents.see(&lease("a", 5), at(0)), Some("a".into()));
-        assert_eq!(agents.see(&lease("a", 15), at(10)), None, "a renewal changes nothing");
+        assert!(agents.renews(&lease("a", 15), at(10)), "a renewal changes nothing");
         assert_eq!(agents.see(&lease("a", 15), at(30)), None, "the same lease is no renewal");
         assert_eq!(agents.deadline(), Some(at(50)));
         assert!(agents.silence(at(49)).is_empty() && agents.is_served("a"));
         assert_eq!(agents.silence(at(50)), ["a"]);
         assert!(!agents.is_served("a") && agents.deadline().is_none() && agents.silence(at(60)).is_empty());
+        assert!(!agents.renews(&lease("a", 25), at(70)) && !agents.renews(&lease("b", 25), at(70)), "both are news");
         assert_eq!(agents.see(&lease("a", 25), at(70)), Some("a".into()), "it is back");
         assert_eq!(agents.silence(at(200)), ["a"]);
         // One that has long ended is none that is trusted.

@@ -43,8 +43,13 @@ pub enum Change {
 /// Kinds of [`Change`].
 const KINDS: usize = 9;
 
-fn start<K>(api: Api<K>, out: &UnboundedSender<Change>, only: Option<&str>, wrap: fn(Event<K>) -> Change)
-where
+fn start<K>(
+    api: Api<K>,
+    out: &UnboundedSender<Change>,
+    only: Option<&str>,
+    wrap: fn(Event<K>) -> Change,
+    is_news: impl Fn(&Event<K>) -> bool + Send + 'static,
+) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let config = watcher::Config { label_selector: only.map(str::to_owned), ..watcher::Config::default() }.timeout(RENEWED);
@@ -54,6 +59,7 @@ where
         let mut stream = std::pin::pin!(stream);
         while let Some(event) = stream.next().await {
             match event {
+                Ok(event) if !is_news(&event) => {}
                 Ok(event) => {
                     if out.send(wrap(event)).is_err() {
                         return;
@@ -66,17 +72,27 @@ where
 }
 
 /// Watches everything that a plan depends on. The leases of agents are in the operator's namespace.
-pub fn watch(client: &Client, namespace: &str, out: &UnboundedSender<Change>) {
+pub fn watch(client: &Client, namespace: &str, agents: &Agents, out: &UnboundedSender<Change>) {
     let all = || client.clone();
-    start(Api::all(all()), out, None, Change::Node);
-    start(Api::all(all()), out, Some(labels::SLO), Change::Pod);
-    start(Api::all(all()), out, None, Change::Plan);
-    start(Api::all(all()), out, None, Change::Class);
-    start(Api::all(all()), out, None, Change::Function);
-    start(Api::all(all()), out, None, Change::Chain);
-    start(Api::all(all()), out, None, Change::Slo);
-    start(Api::all(all()), out, None, Change::Profile);
-    start(Api::namespaced(all(), namespace), out, Some(labels::AGENT), Change::Lease);
+    let agents = agents.clone();
+    // Each of a thousand agents renews its lease every few seconds.
+    let is_news = move |event: &Event<Lease>| match event {
+        Event::Apply(lease) | Event::InitApply(lease) => !agents.renews(lease, Instant::now()),
+        _ => true,
+    };
+    start(Api::all(all()), out, None, Change::Node, always);
+    start(Api::all(all()), out, Some(labels::SLO), Change::Pod, always);
+    start(Api::all(all()), out, None, Change::Plan, always);
+    start(Api::all(all()), out, None, Change::Class, always);
+    start(Api::all(all()), out, None, Change::Function, always);
+    start(Api::all(all()), out, None, Change::Chain, always);
+    start(Api::all(all()), out, None, Change::Slo, always);
+    start(Api::all(all()), out, None, Change::Profile, always);
+    start(Api::namespaced(all(), namespace), out, Some(labels::AGENT), Change::Lease, is_news);
+}
+
+fn always<K>(_: &Event<K>) -> bool {
+    true
 }
 
 /// Where in its list each kind is.

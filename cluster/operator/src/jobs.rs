@@ -63,6 +63,8 @@ pub struct Jobs {
     under_way: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>>,
     busy: BTreeSet<Job>,
     todo: BTreeMap<Job, Work>,
+    /// Whether nothing was left out because something else was under way.
+    pub is_all: bool,
     pub pauses: Backoff<Job>,
     /// When the last round began: a pause that has ended since then is news.
     pub looked: Instant,
@@ -71,7 +73,8 @@ pub struct Jobs {
 impl Jobs {
     pub fn new(most: usize) -> Self {
         let under_way = FuturesUnordered::new();
-        Self { most, under_way, busy: BTreeSet::new(), todo: BTreeMap::new(), pauses: Backoff::default(), looked: Instant::now() }
+        let (busy, todo, pauses) = (BTreeSet::new(), BTreeMap::new(), Backoff::default());
+        Self { most, under_way, busy, todo, is_all: true, pauses, looked: Instant::now() }
     }
 
     pub fn is_busy(&self, job: &Job) -> bool {
@@ -83,9 +86,11 @@ impl Jobs {
         self.busy.iter()
     }
 
-    /// What is to be done from now on. What is under way, or has failed just now, comes later.
-    pub fn plan(&mut self, mut todo: BTreeMap<Job, Work>) {
+    /// What is to be done from now on, and whether that is all. What is under way, or has failed just
+    /// now, comes later.
+    pub fn plan(&mut self, mut todo: BTreeMap<Job, Work>, is_all: bool) {
         let now = Instant::now();
+        self.is_all = is_all && todo.keys().all(|job| !self.busy.contains(job));
         todo.retain(|job, _| !self.busy.contains(job) && self.pauses.may(job, now));
         self.todo = todo;
     }
@@ -139,12 +144,12 @@ mod tests {
     #[tokio::test]
     async fn an_object_that_fails_waits_and_holds_no_other() {
         let mut jobs = Jobs::new(1);
-        jobs.plan([(slo("bad"), failing())].into());
+        jobs.plan([(slo("bad"), failing())].into(), true);
         jobs.start();
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
         let both = || BTreeMap::from([(slo("bad"), failing()), (slo("good"), Box::pin(async { Ok(None) }) as Work)]);
-        jobs.plan(both());
+        jobs.plan(both(), true);
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("good")], "it alone is begun");
         let (job, done) = jobs.next().await.unwrap();
@@ -152,7 +157,7 @@ mod tests {
         assert!(jobs.is_idle());
         // Once it is another object, it does not wait.
         jobs.pauses.end(&slo("bad"));
-        jobs.plan(both());
+        jobs.plan(both(), true);
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("bad")]);
     }

@@ -60,13 +60,29 @@ struct Operator {
     /// Nodes of whose plans nobody knows whether they were written. They are read before the next
     /// round; what may be written yet has its server, without instances.
     unsure: BTreeMap<String, Option<PlacedServer>>,
-    /// Pods of which nobody knows whether they were given an instance.
+    /// Pods of which nobody knows whether they have, or will have, been given an instance. They are
+    /// read before others of the same function get one.
     unsure_pods: BTreeSet<Key>,
     /// What nodes say that refuse their plans.
     refusals: BTreeMap<String, String>,
     herald: Herald,
     held: watch::Receiver<Option<Held>>,
     highest: Arc<AtomicI64>,
+}
+
+/// What a change asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Nothing,
+    /// Pods, and what is said, may be other ones: plans are not.
+    Follow,
+    Round,
+}
+
+impl Due {
+    fn round_if(is_due: bool) -> Self {
+        if is_due { Self::Round } else { Self::Nothing }
+    }
 }
 
 /// What became of a plan.
@@ -82,7 +98,8 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no API server is known: run in a pod, or name a file in $KUBECONFIG")?;
     let (mut ends, mut stops) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (out, changes) = unbounded_channel();
-    feed::watch(&client, &args.namespace, &out);
+    let lists = Lists::default();
+    feed::watch(&client, &args.namespace, &lists.agents, &out);
     let highest = Arc::new(AtomicI64::new(0));
     let me = format!("{}-{}", std::env::var("HOSTNAME").unwrap_or_else(|_| "operator".into()), uuid());
     let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &me, args.lease_time());
@@ -95,7 +112,7 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
         namespace: args.namespace.clone(),
         limit: args.request_time(),
         world: World::default(),
-        lists: Lists::default(),
+        lists,
         memo: Memo::default(),
         term: None,
         began: Instant::now(),
@@ -156,12 +173,12 @@ impl Operator {
         self.highest.store(-1, Ordering::Relaxed);
         let mut again = false;
         loop {
-            let mut is_new = std::mem::take(&mut again);
-            if !is_new {
-                is_new = self.wait(&mut changes).await;
+            let mut due = Due::round_if(std::mem::take(&mut again));
+            if due == Due::Nothing {
+                due = self.wait(&mut changes).await;
             }
             while let Ok(change) = changes.try_recv() {
-                is_new |= self.take(change);
+                due = due.max(self.take(change));
             }
             if !self.lists.are_done() {
                 continue;
@@ -176,11 +193,11 @@ impl Operator {
                 continue;
             };
             if self.term != Some(held.term) {
-                is_new = self.try_begin(held.term).await;
+                due = Due::round_if(self.try_begin(held.term).await);
             }
-            is_new |= self.listen().await;
+            due = due.max(Due::round_if(self.listen().await));
             // Meanwhile, another one may have come to lead.
-            if !is_new || self.term != Some(held.term) || self.leads().is_none_or(|now| now.term != held.term) {
+            if due == Due::Nothing || self.term != Some(held.term) || self.leads().is_none_or(|now| now.term != held.term) {
                 continue;
             }
             if !self.read_unsure(held.term).await {
@@ -188,24 +205,32 @@ impl Operator {
                 again = self.jobs.pauses.may(&Job::Unsure, Instant::now());
                 continue;
             }
-            self.jobs.looked = Instant::now();
-            let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
-            again = round.again;
-            again |= self.write(round, held.term).await;
+            if due == Due::Round {
+                self.jobs.looked = Instant::now();
+                let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
+                again = round.again;
+                again |= self.write(round, held.term).await;
+            }
             self.follow();
         }
     }
 
-    /// Puts a change into the world. Returns whether it matters.
-    fn take(&mut self, change: Change) -> bool {
-        let Some(job) = Job::of(&change) else { return self.lists.take(&mut self.world, change) };
+    /// Puts a change into the world.
+    fn take(&mut self, change: Change) -> Due {
+        let Some(job) = Job::of(&change) else { return Due::round_if(self.lists.take(&mut self.world, change)) };
         let before = self.status_of(&job);
         let is_new = self.lists.take(&mut self.world, change);
         if is_new {
             self.jobs.pauses.end(&job);
         }
-        // Somebody else has written the status, or an old request that came late.
-        is_new || (!self.jobs.is_busy(&job) && before != self.status_of(&job))
+        match job {
+            // No plan depends on pods.
+            Job::Pod(_) if is_new => Due::Follow,
+            _ if is_new => Due::Round,
+            // Somebody else has written the status, or an old request that came late.
+            _ if !self.jobs.is_busy(&job) && before != self.status_of(&job) => Due::Follow,
+            _ => Due::Nothing,
+        }
     }
 
     /// The status of an object that the operator writes, as text.
@@ -224,7 +249,7 @@ impl Operator {
     }
 
     /// Waits for a change that matters, for a deadline, or for the lease.
-    async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>) -> bool {
+    async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>) -> Due {
         let (since, now) = (self.began.elapsed(), Instant::now());
         // Otherwise a deadline that has passed would be waited for again and again.
         let may_round = self.term.is_some() && self.unsure.is_empty();
@@ -238,11 +263,11 @@ impl Operator {
         tokio::select! {
             change = changes.recv() => {
                 tokio::time::sleep(GATHER).await;
-                change.is_some_and(|change| self.take(change))
+                change.map_or(Due::Nothing, |change| self.take(change))
             }
             Some((job, done)) = self.jobs.next() => self.finish(job, done),
-            _ = self.held.changed() => false,
-            () = tokio::time::sleep(longest) => true,
+            _ = self.held.changed() => Due::Nothing,
+            () = tokio::time::sleep(longest) => Due::Round,
         }
     }
 
@@ -286,7 +311,8 @@ impl Operator {
         self.read_leases().await?;
         self.lists.trust_agents(&mut self.world);
         self.unsure.clear();
-        self.unsure_pods.clear();
+        // A request of its predecessor may be on its way.
+        self.unsure_pods = self.world.pods.iter().filter(|(_, pod)| pod.is_gated).map(|(key, _)| key.clone()).collect();
         self.memo = Memo::default();
         self.claim(term).await;
         Ok(())
@@ -320,7 +346,7 @@ impl Operator {
         let listed = write::within(self.limit, api.list(&ListParams::default().labels(labels::AGENT))).await?;
         let mut is_new = false;
         for lease in listed.items {
-            is_new |= self.take(Change::Lease(Event::Apply(lease)));
+            is_new |= self.take(Change::Lease(Event::Apply(lease))) != Due::Nothing;
         }
         Ok(is_new)
     }
@@ -446,7 +472,7 @@ impl Operator {
 
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
-        let mut todo = self.decided();
+        let (mut todo, is_all) = self.decided();
         let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
         for (key, status) in all.slos {
             let Some(slo) = self.world.slos.get(&key) else { continue };
@@ -468,26 +494,27 @@ impl Operator {
         for (node, one) in new {
             self.herald.say(&news::node(&node), [one]);
         }
-        self.jobs.plan(todo);
+        self.jobs.plan(todo, is_all);
         self.start();
     }
 
-    /// What is to be done with pods.
-    fn decided(&self) -> BTreeMap<Job, Work> {
+    /// What is to be done with pods, and whether that is all: some wait for the answers of others.
+    fn decided(&self) -> (BTreeMap<Job, Work>, bool) {
         // A pod that is being given an instance does not have it yet in the world.
         let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
         let busy = self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { Some(key) } else { None });
         let under_way: BTreeSet<_> = busy.chain(&self.unsure_pods).filter_map(asks).collect();
-        let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
+        let (mut todo, mut is_all): (BTreeMap<Job, Work>, _) = (BTreeMap::new(), true);
         for key in &self.unsure_pods {
             let (client, limit, key) = (self.client.clone(), self.limit, key.clone());
             let job = Job::Pod(key.clone());
-            let work = async move { Ok(write::pod(client, limit, &key).await?.map(Event::Apply).map(Change::Pod)) };
+            let work = async move { Ok(write::fence_pod(client, limit, &key).await?.map(Event::Apply).map(Change::Pod)) };
             todo.insert(job, Box::pin(work));
         }
         for decision in pods::bind(&self.world) {
             let pod = decision.pod();
             if asks(pod).is_some_and(|of| under_way.contains(&of)) {
+                is_all = false;
                 continue;
             }
             let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
@@ -506,7 +533,7 @@ impl Operator {
             };
             todo.insert(job, Box::pin(work));
         }
-        todo
+        (todo, is_all)
     }
 
     /// Writes the status of an object, and then says what is new of it.
@@ -537,9 +564,8 @@ impl Operator {
         }
     }
 
-    /// Puts what a request has done into the world, and starts others. Returns whether a round is
-    /// to follow: there may be more to write by now.
-    fn finish(&mut self, job: Job, done: Outcome) -> bool {
+    /// Puts what a request has done into the world, and starts others.
+    fn finish(&mut self, job: Job, done: Outcome) -> Due {
         let failure = done.as_ref().err().map(Failure::of);
         self.jobs.end(&job, failure);
         if let Job::Pod(key) = &job {
@@ -556,6 +582,7 @@ impl Operator {
             Err(_) => {}
         }
         self.start();
-        self.jobs.is_idle()
+        // What was not to be written while these were under way.
+        if self.jobs.is_idle() && !self.jobs.is_all { Due::Follow } else { Due::Nothing }
     }
 }

@@ -145,11 +145,22 @@ async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) 
     }
 }
 
-/// Reads a pod.
+/// Reads a pod that a request may bind yet. One that still waits is changed a little: that request
+/// is over another version, and is refused when it comes.
 ///
 /// # Errors
 /// It is gone, or no answer.
-pub async fn pod(client: Client, limit: Duration, key: &Key) -> Result<Option<KubePod>, Error> {
+pub async fn fence_pod(client: Client, limit: Duration, key: &Key) -> Result<Option<KubePod>, Error> {
     let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
-    within(limit, api.get(&key.name)).await.map(Some)
+    let fenced = async {
+        let pod = api.get(&key.name).await?;
+        if !pod::is_gated(&pod) {
+            return Ok(pod);
+        }
+        let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+        // No two versions have the same.
+        let other = json!({"metadata": {"annotations": {labels::FENCE: pod.resource_version()}}});
+        api.patch(&key.name, &params, &Patch::Merge(other)).await
+    };
+    within(limit, fenced).await.map(Some)
 }

@@ -1,6 +1,7 @@
 //! The plans of a round while they change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sluice_slo::assignment::Promised;
 use sluice_slo::placement::{Instance, PlacedServer, Placement};
@@ -31,20 +32,21 @@ impl Room {
     }
 }
 
-/// All servers with their instances, while a round changes them.
+/// All servers with their instances, while a round changes them. What is found by name is hashed:
+/// names of thousands of SLOs differ in their last letters only.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct Board<'a> {
     /// Those that can have more instances.
     pub open: Placement,
     rest: Placement,
-    at: BTreeMap<String, At>,
-    pub health: BTreeMap<String, Health>,
+    at: HashMap<String, At>,
+    pub health: HashMap<String, Health>,
     /// The nodes of each SLO.
-    on: BTreeMap<String, BTreeSet<String>>,
+    on: HashMap<String, BTreeSet<String>>,
     /// The terms of each SLO, by node and name.
-    pub promised: BTreeMap<String, BTreeMap<String, Promised>>,
+    promised: HashMap<String, BTreeMap<Cow<'a, str>, Cow<'a, Promised>>>,
     /// Instances that run: those in plans that are settled, with whether packets are led to them.
-    running: BTreeMap<String, BTreeMap<u32, bool>>,
+    running: HashMap<&'a str, BTreeMap<u32, bool>>,
     /// Whether room was made.
     pub is_freed: bool,
     /// Instances that were added.
@@ -57,20 +59,24 @@ pub struct Board {
     pub stale: BTreeMap<String, BTreeSet<String>>,
 }
 
-impl Board {
+impl<'a> Board<'a> {
     /// Adds a server, with the instances of its plan.
-    pub fn add(&mut self, world: &World, server: PlacedServer, health: Health) {
+    pub fn add(&mut self, world: &'a World, server: PlacedServer, health: Health) {
         let name = server.name.clone();
         if let Some(plan) = world.plans.get(&name) {
-            self.promised.insert(name.clone(), plan.spec.slos.iter().map(|one| (one.slo.name.clone(), one.clone())).collect());
+            let of = |one: &'a Promised| (Cow::Borrowed(one.slo.name.as_str()), Cow::Borrowed(one));
+            self.promised.insert(name.clone(), plan.spec.slos.iter().map(of).collect());
             if is_settled(plan) && health != Health::Lost {
                 for one in &plan.spec.server.instances {
-                    self.running.entry(one.slo.clone()).or_default().insert(one.number, one.load_pps > 0.0);
+                    self.running.entry(&one.slo).or_default().insert(one.number, one.load_pps > 0.0);
                 }
             }
         }
         for instance in &server.instances {
-            self.on.entry(instance.slo.clone()).or_default().insert(name.clone());
+            match self.on.get_mut(&instance.slo) {
+                Some(nodes) => _ = nodes.insert(name.clone()),
+                None => _ = self.on.insert(instance.slo.clone(), BTreeSet::from([name.clone()])),
+            }
         }
         let (placement, at): (_, fn(usize) -> At) =
             if health == Health::Open { (&mut self.open, At::Open) } else { (&mut self.rest, At::Rest) };
@@ -97,14 +103,34 @@ impl Board {
         self.open.servers.iter().chain(&self.rest.servers)
     }
 
-    /// The SLOs with an instance.
+    /// The SLOs with an instance, in no order.
     pub fn slos(&self) -> impl Iterator<Item = &String> {
         self.on.keys()
+    }
+
+    /// Each SLO with each of its nodes, in no order.
+    pub fn places(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.on.iter().flat_map(|(slo, nodes)| nodes.iter().map(move |node| (slo.as_str(), node.as_str())))
     }
 
     /// Whether an SLO has an instance on a node.
     pub fn has(&self, slo: &str, node: &str) -> bool {
         self.on.get(slo).is_some_and(|nodes| nodes.contains(node))
+    }
+
+    /// The terms of an SLO on a node.
+    pub fn terms(&self, node: &str, slo: &str) -> Option<&Promised> {
+        self.promised.get(node)?.get(slo).map(Cow::as_ref)
+    }
+
+    /// The terms of all SLOs on a node, by their names.
+    pub fn all_terms(&self, node: &str) -> impl Iterator<Item = &Promised> {
+        self.promised.get(node).into_iter().flat_map(BTreeMap::values).map(Cow::as_ref)
+    }
+
+    /// Gives an SLO other terms on a node.
+    pub fn promise(&mut self, node: &str, slo: &str, terms: Promised) {
+        self.promised.entry(node.into()).or_default().insert(Cow::Owned(slo.into()), Cow::Owned(terms));
     }
 
     /// The nodes of an SLO.
@@ -113,7 +139,7 @@ impl Board {
     }
 
     /// The instances of an SLO, with their nodes.
-    pub fn instances<'a>(&'a self, slo: &'a str) -> impl Iterator<Item = (&'a str, &'a Instance)> {
+    pub fn instances<'b>(&'b self, slo: &'b str) -> impl Iterator<Item = (&'b str, &'b Instance)> {
         let servers = self.on.get(slo).into_iter().flatten().filter_map(|node| self.server(node));
         servers.flat_map(move |server| {
             server.instances.iter().filter(move |one| one.slo == slo).map(|one| (server.name.as_str(), one))
@@ -168,7 +194,7 @@ impl Board {
                 (one.capacity_pps, one.load_pps) = (was.capacity_pps, was.load_pps);
             }
         });
-        self.promised.entry(node.into()).or_default().insert(slo.into(), had.promised.clone());
+        self.promise(node, slo, had.promised.clone());
     }
 
     /// Whether a node refuses what an SLO asks for.
@@ -202,7 +228,7 @@ impl Board {
         self.added += names.len();
         for name in names {
             self.on.entry(slo.into()).or_default().insert(name.clone());
-            self.promised.entry(name).or_default().insert(slo.into(), promised());
+            self.promise(&name, slo, promised());
         }
         Ok(())
     }

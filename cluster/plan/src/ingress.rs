@@ -13,7 +13,7 @@
 //! Entries are found by port and VLAN, then by the prefixes of destination and source. So those
 //! that are compared mostly overlap.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use sluice_api::config::PortRange;
@@ -194,8 +194,8 @@ pub fn taken(world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Why> {
 }
 
 /// The chains' `ingress` in plans, by SLO.
-fn placed(world: &World) -> BTreeMap<&str, Vec<&[Match]>> {
-    let mut placed: BTreeMap<&str, Vec<&[Match]>> = BTreeMap::new();
+fn placed(world: &World) -> HashMap<&str, Vec<&[Match]>> {
+    let mut placed: HashMap<&str, Vec<&[Match]>> = HashMap::new();
     for chain in world.plans.values().flat_map(|plan| &plan.spec.chains) {
         placed.entry(&chain.name).or_default().push(&chain.chain.ingress);
     }

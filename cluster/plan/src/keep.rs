@@ -28,7 +28,7 @@ pub struct Part {
     pub is_good: bool,
 }
 
-pub fn parts(board: &Board, slo: &str) -> Vec<Part> {
+pub fn parts(board: &Board<'_>, slo: &str) -> Vec<Part> {
     let part = |(node, one): (&str, &Instance)| Part {
         node: node.into(),
         number: one.number,
@@ -46,7 +46,7 @@ pub fn uses<'a>(plans: &'a BTreeMap<String, NodePlan>, node: &str, slo: &str) ->
 }
 
 /// Takes instances off lost nodes.
-pub fn drop_lost(board: &mut Board, slo: &str) {
+pub fn drop_lost(board: &mut Board<'_>, slo: &str) {
     let is_lost = |node: &String| board.health.get(node) == Some(&Health::Lost);
     let lost: Vec<String> = board.nodes(slo).into_iter().filter(is_lost).collect();
     if !lost.is_empty() {
@@ -56,7 +56,7 @@ pub fn drop_lost(board: &mut Board, slo: &str) {
 
 /// Marks nodes that refuse other terms, and so keep some that promise less. What is there is good
 /// until there is something better.
-pub fn mark_stale(board: &mut Board, wish: &Wish<'_>) {
+pub fn mark_stale(board: &mut Board<'_>, wish: &Wish<'_>) {
     let (slo, new) = (wish.name(), &wish.terms);
     let is_less = |old: &Terms| {
         let pps = |terms: &Terms| terms.promise.throughput_pps().unwrap_or(0.0);
@@ -64,7 +64,7 @@ pub fn mark_stale(board: &mut Board, wish: &Wish<'_>) {
         old.traffic != new.traffic || is_slower
     };
     let has_less = |node: &String| {
-        let old = board.promised.get(node).and_then(|of| of.get(slo));
+        let old = board.terms(node, slo);
         board.is_barred(slo, node) && old.is_some_and(|old| is_less(&old.slo))
     };
     let stale: BTreeSet<String> = board.nodes(slo).into_iter().filter(has_less).collect();
@@ -78,12 +78,15 @@ pub fn mark_stale(board: &mut Board, wish: &Wish<'_>) {
 /// # Errors
 /// Why it lacks something. What it has stays.
 pub fn keep(
-    board: &mut Board,
+    board: &mut Board<'_>,
     wish: &Wish<'_>,
     throughput_pps: f64,
     plans: &BTreeMap<String, NodePlan>,
     room: &Room,
 ) -> Result<(), Why> {
+    if is_steady(board, wish, throughput_pps) {
+        return Ok(());
+    }
     drop_lost(board, wish.name());
     retune(board, wish)?;
     mark_stale(board, wish);
@@ -98,12 +101,49 @@ pub fn keep(
     done
 }
 
+/// Whether all is as the rest of the rule would leave it: every instance is needed and runs, has its
+/// part of the packets, and may stay. Most SLOs are, and the rest costs ten times as much.
+fn is_steady(board: &Board<'_>, wish: &Wish<'_>, target: f64) -> bool {
+    let slo = wish.name();
+    let is_well = |node: &str| {
+        matches!(board.health.get(node), Some(Health::Open | Health::Closed))
+            && board.terms(node, slo).is_some_and(|terms| has_terms(terms, wish))
+    };
+    let mut all = Vec::new();
+    for (node, one) in board.instances(slo) {
+        if !is_well(node) || !board.is_running(slo, one.number) {
+            return false;
+        }
+        all.push(one);
+    }
+    if board.barred.contains_key(slo) {
+        return false;
+    }
+    all.sort_by_key(|one| one.number);
+    let sum: f64 = all.iter().map(|one| one.capacity_pps).sum();
+    let share = if sum > 0.0 { (target / sum).min(1.0) } else { 0.0 };
+    let is_led =
+        |one: &&Instance| one.load_pps > 0.0 && one.load_pps == one.capacity_pps * share && !board.is_idle(slo, one.number);
+    let is_enough = |pps: f64| pps >= target * (1.0 - EPSILON);
+    if !is_enough(sum) || !all.iter().all(is_led) {
+        return false;
+    }
+    all.sort_by(|a, b| b.capacity_pps.total_cmp(&a.capacity_pps));
+    all.pop().is_some() && !is_enough(all.iter().map(|one| one.capacity_pps).sum())
+}
+
+/// Whether these terms are those of an SLO.
+fn has_terms(promised: &Promised, wish: &Wish<'_>) -> bool {
+    let (has, asked) = (&promised.slo, &wish.terms);
+    has.workload == asked.workload && has.promise == asked.promise && has.traffic == asked.traffic
+}
+
 pub fn waiting() -> Why {
     Why::new("Waiting", "others are placed first")
 }
 
 /// What to do about the nodes that could have room.
-pub fn with_silent(board: &Board, message: String) -> String {
+pub fn with_silent(board: &Board<'_>, message: String) -> String {
     match board.silent[..] {
         [] => message,
         _ => format!("{message}; {}", see_agents(&board.silent.iter().map(String::as_str).collect::<Vec<_>>())),
@@ -111,10 +151,10 @@ pub fn with_silent(board: &Board, message: String) -> String {
 }
 
 /// Keeps other terms from now on, where they have changed.
-fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
+fn retune(board: &mut Board<'_>, wish: &Wish<'_>) -> Result<(), Why> {
     let mut changes: BTreeMap<String, (Vec<f64>, Promised)> = BTreeMap::new();
     for node in board.nodes(wish.name()) {
-        let Some((server, promised)) = board.server(&node).zip(board.promised.get(&node).and_then(|of| of.get(wish.name()))) else {
+        let Some((server, promised)) = board.server(&node).zip(board.terms(&node, wish.name())) else {
             continue;
         };
         if promised.slo.workload != wish.terms.workload {
@@ -124,8 +164,7 @@ fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
             );
             return Err(Why::new("ChainChanged", message));
         }
-        let is_same = promised.slo.promise == wish.terms.promise && promised.slo.traffic == wish.terms.traffic;
-        if is_same || board.is_barred(wish.name(), &node) {
+        if has_terms(promised, wish) || board.is_barred(wish.name(), &node) {
             continue;
         }
         let shape = server.shape.clone();
@@ -143,7 +182,7 @@ fn retune(board: &mut Board, wish: &Wish<'_>) -> Result<(), Why> {
         }
     });
     for (node, (_, promised)) in changes {
-        board.promised.entry(node).or_default().insert(wish.name().into(), promised);
+        board.promise(&node, wish.name(), promised);
     }
     Ok(())
 }
@@ -155,7 +194,7 @@ fn no_server(wish: &Wish<'_>, cpu: &str) -> Why {
 }
 
 /// Finds room for what is missing of a reserved SLO.
-fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64, room: &Room) -> Result<(), Why> {
+fn reserve(board: &mut Board<'_>, wish: &Wish<'_>, missing: f64, room: &Room) -> Result<(), Why> {
     let is_new = board.instances(wish.name()).next().is_none();
     let next = board.instances(wish.name()).map(|(_, one)| one.number + 1).max().unwrap_or(0);
     // A name that no SLO has, so that it counts as another one.
@@ -188,7 +227,7 @@ fn reserve(board: &mut Board, wish: &Wish<'_>, missing: f64, room: &Room) -> Res
     Err(why_not(board, wish, &refusal, is_new))
 }
 
-fn why_not(board: &Board, wish: &Wish<'_>, refusal: &Refusal, is_new: bool) -> Why {
+fn why_not(board: &Board<'_>, wish: &Wish<'_>, refusal: &Refusal, is_new: bool) -> Why {
     // What would fit of a missing part is of no use to anybody.
     let message = if is_new { refusal.to_string() } else { refusal.reason.to_string() };
     match &refusal.reason {
@@ -204,7 +243,7 @@ fn why_not(board: &Board, wish: &Wish<'_>, refusal: &Refusal, is_new: bool) -> W
 }
 
 /// The processors of the nodes that can have more.
-fn processors(board: &Board) -> String {
+fn processors(board: &Board<'_>) -> String {
     let mut all: Vec<&str> = board.open.servers.iter().map(|server| server.shape.cpu.as_str()).collect();
     all.sort_unstable();
     all.dedup();
@@ -213,7 +252,7 @@ fn processors(board: &Board) -> String {
 
 /// Leads the packets of a reserved SLO to the instances that are to stay, and stops the others when
 /// nothing comes to them any more.
-fn lead(board: &mut Board, wish: &Wish<'_>, target: f64, plans: &BTreeMap<String, NodePlan>) {
+fn lead(board: &mut Board<'_>, wish: &Wish<'_>, target: f64, plans: &BTreeMap<String, NodePlan>) {
     let slo = wish.name();
     let all = parts(board, slo);
     let mut good: Vec<&Part> = all.iter().filter(|one| one.is_good).collect();

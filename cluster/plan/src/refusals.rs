@@ -18,7 +18,7 @@
 //! [`STRIKES`] of the SLOs that it alone refuses. It gets nothing else then. Nor does it while some
 //! are tried on it, so that nothing else is refused with them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use sluice_cluster_types::{NodePlan, PlannedChain, PlannedFunction};
@@ -135,7 +135,7 @@ pub struct TakenBack {
 
 impl Refusals {
     /// Follows what nodes say. Returns what they do not run, and will not.
-    pub fn step(&mut self, world: &World, clocks: &Clocks, asked: &BTreeMap<&str, &Wish<'_>>, now: Duration) -> Vec<TakenBack> {
+    pub fn step(&mut self, world: &World, clocks: &Clocks, asked: &HashMap<&str, &Wish<'_>>, now: Duration) -> Vec<TakenBack> {
         let may_run = |node: &str| matches!(health::of(world, node, true, clocks, now), Health::Open | Health::Closed);
         self.trials.retain(|node, _| may_run(node));
         self.trials.values_mut().for_each(|trial| trial.keep(|slo| asked.contains_key(slo)));
@@ -186,7 +186,7 @@ impl Refusals {
         plan: &NodePlan,
         lacks: &[String],
         said: &str,
-        asked: &BTreeMap<&str, &Wish<'_>>,
+        asked: &HashMap<&str, &Wish<'_>>,
         now: Duration,
     ) {
         let revision = plan.spec.revision;

@@ -5,44 +5,54 @@
 //! waited for. So a node that refuses stops it, and the others keep the old or the new as a whole.
 //! A node that refuses is the first to get the next change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sluice_cluster_types::{PlannedChain, PlannedFunction};
 
 use crate::board::Board;
 use crate::health::refusal;
-use crate::wish::Wish;
+use crate::wish::{Wish, on_node};
 use crate::world::World;
 
 /// What a node has of chains and NFs, by name.
 #[derive(Debug, Default)]
-pub struct Definitions {
-    pub chains: BTreeMap<String, PlannedChain>,
-    pub functions: BTreeMap<String, PlannedFunction>,
+pub struct Definitions<'a> {
+    pub chains: BTreeMap<&'a str, Cow<'a, PlannedChain>>,
+    pub functions: BTreeMap<&'a str, Cow<'a, PlannedFunction>>,
 }
 
 /// A chain or an NF, by its name on nodes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Item {
-    Chain(String),
-    Function(String),
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Item<T> {
+    Chain(T),
+    Function(T),
+}
+
+impl Item<&str> {
+    fn to_owned(self) -> Item<String> {
+        match self {
+            Self::Chain(name) => Item::Chain(name.into()),
+            Self::Function(name) => Item::Function(name.into()),
+        }
+    }
 }
 
 /// The nodes that have an item, and those of them that have it as it was.
 #[derive(Debug, Default)]
-struct Holders {
+struct Holders<'a> {
     /// Those whose written plans have it as it is now.
-    current: BTreeSet<String>,
-    stale: BTreeSet<String>,
+    current: BTreeSet<&'a str>,
+    stale: BTreeSet<&'a str>,
 }
 
 /// How far changes have come.
 #[derive(Debug, Default)]
 pub struct Rollout {
     /// The first revision of each node's plan that was seen with an item as it is now.
-    since: BTreeMap<Item, BTreeMap<String, i64>>,
+    since: HashMap<Item<String>, BTreeMap<String, i64>>,
     /// The node for which the others wait.
-    waits: BTreeMap<Item, String>,
+    waits: HashMap<Item<String>, String>,
 }
 
 impl Rollout {
@@ -51,31 +61,34 @@ impl Rollout {
         self.waits.get(&Item::Function(function.into())).map(String::as_str)
     }
 
-    /// The nodes whose turn it is. `before` has what was known of earlier rounds.
-    fn next(&mut self, world: &World, item: &Item, of: &Holders, before: &Self) -> Vec<String> {
-        let known = before.since.get(item);
-        let plan = |node: &String| world.plans.get(node);
-        // A plan that was deleted begins to count anew.
-        let first = |node: &String| {
-            let last = plan(node)?.spec.revision;
-            Some((node.clone(), known.and_then(|known| known.get(node)).map_or(last, |first| last.min(*first))))
-        };
-        let since: BTreeMap<String, i64> = of.current.iter().filter_map(first).collect();
-        let applied = |node: &String| plan(node)?.status.as_ref().map(|status| status.applied_revision);
-        let late = since.iter().find(|(node, first)| applied(node) < Some(**first)).map(|(node, _)| node.clone());
-        self.since.insert(item.clone(), since);
-        let refuses = |node: &&String| plan(node).is_some_and(|plan| refusal(plan).is_some());
-        let refusing: Vec<String> = of.stale.iter().filter(refuses).cloned().collect();
-        match late {
+    /// The nodes whose turn it is. `known` has what earlier rounds have seen of this item.
+    fn next<'a>(&mut self, world: &World, item: Item<String>, of: &Holders<'a>, mut known: BTreeMap<String, i64>) -> Vec<&'a str> {
+        let plan = |node: &str| world.plans.get(node);
+        known.retain(|node, _| of.current.contains(node.as_str()));
+        for node in &of.current {
+            let Some(last) = plan(node).map(|plan| plan.spec.revision) else { continue };
+            // A plan that was deleted begins to count anew.
+            match known.get_mut(*node) {
+                Some(first) => *first = last.min(*first),
+                None => _ = known.insert((*node).into(), last),
+            }
+        }
+        let applied = |node: &str| plan(node)?.status.as_ref().map(|status| status.applied_revision);
+        let late = known.iter().find(|(node, first)| applied(node) < Some(**first)).map(|(node, _)| node.clone());
+        let refuses = |node: &&&str| plan(node).is_some_and(|plan| refusal(plan).is_some());
+        let refusing: Vec<&str> = of.stale.iter().filter(refuses).copied().collect();
+        let next = match late {
             _ if !refusing.is_empty() => refusing,
-            None => of.stale.first().cloned().into_iter().collect(),
+            None => of.stale.first().copied().into_iter().collect(),
             Some(node) => {
                 if !of.stale.is_empty() {
                     self.waits.insert(item.clone(), node);
                 }
                 Vec::new()
             }
-        }
+        };
+        self.since.insert(item, known);
+        next
     }
 }
 
@@ -84,70 +97,78 @@ fn find<'a, T>(list: &'a [T], name: &str, of: impl Fn(&T) -> &String) -> Option<
 }
 
 /// The chains and NFs of each node, with this round's changes.
-pub fn definitions(
-    world: &World,
-    board: &Board,
-    wishes: &BTreeMap<&str, &Wish<'_>>,
+pub fn definitions<'a>(
+    world: &'a World,
+    board: &'a Board<'a>,
+    wishes: &'a HashMap<&str, &Wish<'a>>,
     rollout: &mut Rollout,
-) -> BTreeMap<String, Definitions> {
-    let before = std::mem::take(rollout);
-    let mut nodes: BTreeMap<String, Definitions> = BTreeMap::new();
-    let mut holders: BTreeMap<Item, Holders> = BTreeMap::new();
-    for slo in board.slos() {
-        let wish = wishes.get(slo.as_str());
-        let wanted = wish.map(|wish| (wish.chain(), wish.functions().collect::<Vec<_>>()));
-        for node in board.nodes(slo) {
-            let plan = world.plans.get(&node).map(|plan| &plan.spec);
-            let has = plan.and_then(|plan| find(&plan.chains, slo, |one| &one.name));
-            let Some(chain) = has.or(wanted.as_ref().map(|(chain, _)| chain)) else { continue };
-            let here = nodes.entry(node.clone()).or_default();
-            here.chains.insert(slo.clone(), chain.clone());
-            // With other services it is not this SLO's chain any more, which its condition says.
-            let is_stale = wanted.as_ref().is_some_and(|(now, _)| now != chain && now.chain.services == chain.chain.services);
-            note(&mut holders, Item::Chain(slo.clone()), &node, has.is_some(), is_stale);
-            for service in &chain.chain.services {
-                let has = plan.and_then(|plan| find(&plan.functions, service, |one| &one.name));
-                let now = wanted.as_ref().and_then(|(_, functions)| find(functions, service, |one| &one.name));
-                let Some(function) = has.or(now) else { continue };
-                here.functions.insert(service.clone(), function.clone());
-                let is_stale = now.is_some_and(|now| now != function);
-                note(&mut holders, Item::Function(service.clone()), &node, has.is_some(), is_stale);
-            }
+) -> HashMap<&'a str, Definitions<'a>> {
+    let mut before = std::mem::take(&mut rollout.since);
+    rollout.waits.clear();
+    let mut nodes: HashMap<&str, Definitions<'_>> = HashMap::new();
+    let mut holders: HashMap<Item<&str>, Holders<'_>> = HashMap::new();
+    for (slo, node) in board.places() {
+        let wish = wishes.get(slo);
+        let plan = world.plans.get(node).map(|plan| &plan.spec);
+        let has = plan.and_then(|plan| find(&plan.chains, slo, |one| &one.name));
+        let Some(chain) = has.map(Cow::Borrowed).or_else(|| Some(Cow::Owned(wish?.chain()))) else { continue };
+        let here = nodes.entry(node).or_default();
+        // With other services it is not this SLO's chain any more, which its condition says.
+        let is_stale = wish.is_some_and(|wish| !wish.is_chain(&chain) && wish.runs(&chain.chain.services));
+        note(&mut holders, Item::Chain(slo), node, has.is_some(), is_stale);
+        let services: Vec<&str> = match has {
+            Some(chain) => chain.chain.services.iter().map(String::as_str).collect(),
+            None => wish.map(|wish| wish.terms.workload.services()).unwrap_or_default(),
+        };
+        for service in services {
+            let now = wish.and_then(|wish| wish.function(service));
+            let has = plan.and_then(|plan| find(&plan.functions, service, |one| &one.name));
+            let Some(function) = has.map(Cow::Borrowed).or_else(|| now.map(|now| Cow::Owned(on_node(now)))) else { continue };
+            let is_stale = now.is_some_and(|(_, now)| now.spec != function.spec);
+            here.functions.insert(service, function);
+            note(&mut holders, Item::Function(service), node, has.is_some(), is_stale);
         }
+        here.chains.insert(slo, chain);
     }
     for (item, of) in holders {
-        for node in rollout.next(world, &item, &of, &before) {
-            let Some(here) = nodes.get_mut(&node) else { continue };
-            change(here, &item, board, wishes, &node);
+        let (item_known, known) = before.remove_entry(&item.to_owned()).unwrap_or_else(|| (item.to_owned(), BTreeMap::new()));
+        for node in rollout.next(world, item_known, &of, known) {
+            let Some(here) = nodes.get_mut(node) else { continue };
+            change(here, item, board, wishes, node);
         }
     }
     nodes
 }
 
-fn note(holders: &mut BTreeMap<Item, Holders>, item: Item, node: &str, is_written: bool, is_stale: bool) {
+fn note<'a>(
+    holders: &mut HashMap<Item<&'a str>, Holders<'a>>,
+    item: Item<&'a str>,
+    node: &'a str,
+    is_written: bool,
+    is_stale: bool,
+) {
     let of = holders.entry(item).or_default();
     match (is_written, is_stale) {
-        (_, true) => _ = of.stale.insert(node.into()),
-        (true, false) => _ = of.current.insert(node.into()),
+        (_, true) => _ = of.stale.insert(node),
+        (true, false) => _ = of.current.insert(node),
         // It is new there, and has it as it is now from the beginning.
         (false, false) => {}
     }
 }
 
 /// Gives a node the item as it is now.
-fn change(here: &mut Definitions, item: &Item, board: &Board, wishes: &BTreeMap<&str, &Wish<'_>>, node: &str) {
+fn change<'a>(here: &mut Definitions<'a>, item: Item<&'a str>, board: &Board<'_>, wishes: &HashMap<&str, &Wish<'_>>, node: &str) {
     match item {
         Item::Chain(slo) => {
-            if let Some(wish) = wishes.get(slo.as_str()) {
-                here.chains.insert(slo.clone(), wish.chain());
+            if let Some(wish) = wishes.get(slo) {
+                here.chains.insert(slo, Cow::Owned(wish.chain()));
             }
         }
         Item::Function(name) => {
-            let on_node = board.server(node).into_iter().flat_map(|server| &server.instances);
-            let mut own = on_node.filter_map(|one| wishes.get(one.slo.as_str()));
-            let now = own.find_map(|wish| wish.functions().find(|function| function.name == *name));
-            if let Some(now) = now {
-                here.functions.insert(name.clone(), now);
+            let here_too = board.server(node).into_iter().flat_map(|server| &server.instances);
+            let mut own = here_too.filter_map(|one| wishes.get(one.slo.as_str()));
+            if let Some(now) = own.find_map(|wish| wish.function(name)) {
+                here.functions.insert(name, Cow::Owned(on_node(now)));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A round: which plans are to be written now.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use sluice_cluster_types::{NodePlan, NodePlanSpec, name};
@@ -90,7 +91,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     memo.looked = now;
     let profiles = Profiles::of(world);
     let owners = owners(world);
-    let (mut wishes, mut whys, mut names) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
+    let (mut wishes, mut whys, mut names) = (Vec::new(), BTreeMap::new(), HashSet::new());
     for (key, slo) in &world.slos {
         names.insert(name::on_node(&key.namespace, &key.name));
         match Wish::of(world, &profiles, &owners, key, slo) {
@@ -101,7 +102,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     let taken = ingress::taken(world, &wishes);
     wishes.retain(|wish| !taken.contains_key(wish.key));
     whys.extend(taken);
-    let asked: BTreeMap<&str, &Wish<'_>> = wishes.iter().map(|wish| (wish.name(), wish)).collect();
+    let asked: HashMap<&str, &Wish<'_>> = wishes.iter().map(|wish| (wish.name(), wish)).collect();
     let taken_back = memo.refusals.step(world, &memo.clocks, &asked, now);
     let mut board = board(world, memo, now);
     board.barred = memo.refusals.barred(&world.plans);
@@ -122,13 +123,13 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     let gone: Vec<String> = world.plans.values().filter(|plan| is_gone(plan)).map(|plan| plan.spec.server.name.clone()).collect();
     let changed = board.servers().filter(|server| gone.binary_search(&server.name).is_err());
     let plans: Vec<NodePlanSpec> =
-        changed.filter_map(|server| written(world, &board, server, definitions.get(&server.name), term)).collect();
+        changed.filter_map(|server| written(world, &board, server, definitions.get(server.name.as_str()), term)).collect();
     plans.iter().for_each(|plan| memo.clocks.start(world, &plan.server.name, now));
     Round { plans, gone, again: again || board.is_freed }
 }
 
 /// All servers as they are: the nodes of a class, and those that have a plan.
-fn board(world: &World, memo: &mut Memo, now: Duration) -> Board {
+fn board<'a>(world: &'a World, memo: &mut Memo, now: Duration) -> Board<'a> {
     let names: BTreeSet<&String> = world.nodes.keys().chain(world.plans.keys()).collect();
     let mut board = Board::default();
     for name in names {
@@ -164,9 +165,9 @@ fn board(world: &World, memo: &mut Memo, now: Duration) -> Board {
 /// for another round.
 fn keep_all(
     world: &World,
-    board: &mut Board,
+    board: &mut Board<'_>,
     memo: &mut Memo,
-    asked: &BTreeMap<&str, &Wish<'_>>,
+    asked: &HashMap<&str, &Wish<'_>>,
     whys: &mut BTreeMap<Key, Why>,
     now: Duration,
 ) -> bool {
@@ -213,13 +214,33 @@ fn keep_all(
 }
 
 /// The plan of a node, if it differs from what is written.
-fn written(world: &World, board: &Board, server: &PlacedServer, has: Option<&Definitions>, term: i64) -> Option<NodePlanSpec> {
+fn written(
+    world: &World,
+    board: &Board<'_>,
+    server: &PlacedServer,
+    has: Option<&Definitions<'_>>,
+    term: i64,
+) -> Option<NodePlanSpec> {
     let before = world.plans.get(&server.name).map(|plan| &plan.spec);
-    let slos = board.promised.get(&server.name).into_iter().flat_map(BTreeMap::values).cloned().collect();
-    let chains = has.into_iter().flat_map(|has| has.chains.values()).cloned().collect();
-    let functions = has.into_iter().flat_map(|has| has.functions.values()).cloned().collect();
-    let (was, revision) = before.map_or((term, 0), |before| (before.term, before.revision));
-    let plan = NodePlanSpec { term: was, revision, server: server.clone(), slos, chains, functions };
-    let is_new = before.is_none_or(|before| *before != plan);
-    is_new.then_some(NodePlanSpec { term, revision: revision + 1, ..plan })
+    let slos = || board.all_terms(&server.name);
+    let chains = || has.into_iter().flat_map(|has| has.chains.values()).map(Cow::as_ref);
+    let functions = || has.into_iter().flat_map(|has| has.functions.values()).map(Cow::as_ref);
+    let is_same = |plan: &NodePlanSpec| {
+        plan.server == *server
+            && plan.slos.iter().eq(slos())
+            && plan.chains.iter().eq(chains())
+            && plan.functions.iter().eq(functions())
+    };
+    if before.is_some_and(is_same) {
+        return None;
+    }
+    let revision = before.map_or(0, |before| before.revision) + 1;
+    Some(NodePlanSpec {
+        term,
+        revision,
+        server: server.clone(),
+        slos: slos().cloned().collect(),
+        chains: chains().cloned().collect(),
+        functions: functions().cloned().collect(),
+    })
 }

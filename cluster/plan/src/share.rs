@@ -115,7 +115,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(board: &Board, plans: &BTreeMap<String, NodePlan>, slo: &str) -> Self {
+    fn of(board: &Board<'_>, plans: &BTreeMap<String, NodePlan>, slo: &str) -> Self {
         let nodes = board.nodes(slo);
         let said: Vec<&Use> = nodes.iter().filter_map(|node| uses(plans, node, slo)).collect();
         let here = |node: &str| board.instances(slo).filter(|(on, _)| *on == node).count() as u32;
@@ -143,7 +143,7 @@ fn is_leaving(one: &Part, all: &[Part]) -> bool {
 /// # Errors
 /// Why it lacks an instance. Those that it has stay.
 pub fn share(
-    board: &mut Board,
+    board: &mut Board<'_>,
     wish: &Wish<'_>,
     cap: Cap,
     plans: &BTreeMap<String, NodePlan>,
@@ -182,7 +182,7 @@ pub fn share(
 }
 
 /// Adds instances until there are as many as are wanted.
-fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(), Why> {
+fn add(board: &mut Board<'_>, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(), Why> {
     let slo = wish.name();
     let footprint = Footprint { cores: wish.footprint.cores, memory_mib: u64::from(wish.footprint.memory_mib) };
     // Instances that leave do not count against the cap while others take their place.
@@ -209,7 +209,7 @@ fn add(board: &mut Board, wish: &Wish<'_>, wanted: u32, room: &Room) -> Result<(
 }
 
 /// Leads packets away from instances that are not needed, and stops those to which none come.
-fn lead_away(board: &mut Board, slo: &str, wanted: u32, plans: &BTreeMap<String, NodePlan>) {
+fn lead_away(board: &mut Board<'_>, slo: &str, wanted: u32, plans: &BTreeMap<String, NodePlan>) {
     let all = parts(board, slo);
     let offered = |node: &str| uses(plans, node, slo).map_or(0.0, |one| one.offered_pps);
     let beside = |node: &str| all.iter().filter(|one| one.node == node).count();
@@ -238,7 +238,7 @@ fn lead_away(board: &mut Board, slo: &str, wanted: u32, plans: &BTreeMap<String,
 }
 
 /// Writes what each node promises: the cap less what the others have, and its part of the load.
-fn promise(board: &mut Board, wish: &Wish<'_>, cap: Cap) {
+fn promise(board: &mut Board<'_>, wish: &Wish<'_>, cap: Cap) {
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
     for (node, _) in board.instances(wish.name()) {
         *counts.entry(node.into()).or_default() += 1;
@@ -250,12 +250,12 @@ fn promise(board: &mut Board, wish: &Wish<'_>, cap: Cap) {
             instances: cap.instances.map(|most| most.saturating_sub(all - here).max(here)),
             load_pps: cap.load_pps.map(|most| most * part),
         };
-        let before = board.promised.get(&node).and_then(|of| of.get(wish.name()));
+        let before = board.terms(&node, wish.name());
         let mut promised = match before.filter(|_| board.is_barred(wish.name(), &node)) {
             Some(before) => before.clone(),
             None => wish.promised(None),
         };
         promised.slo.promise = Promise::OnDemand { latency_us: promised.slo.promise.latency_us(), cap: own };
-        board.promised.entry(node).or_default().insert(wish.name().into(), promised);
+        board.promise(&node, wish.name(), promised);
     }
 }

@@ -1,6 +1,6 @@
 //! What users read: conditions and columns, of the plans that are written and what nodes report.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, READY, ROLLED_OUT, State, are, written};
@@ -25,7 +25,7 @@ pub struct Statuses {
 
 /// Decides which statuses are to be written.
 pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
-    let mut by_slo: BTreeMap<&str, Vec<&NodePlan>> = BTreeMap::new();
+    let mut by_slo: HashMap<&str, Vec<&NodePlan>> = HashMap::new();
     let mut by_function: BTreeMap<&str, Vec<(&NodePlan, &PlannedFunction)>> = BTreeMap::new();
     for plan in world.plans.values() {
         for one in &plan.spec.slos {
@@ -48,7 +48,7 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
     for (key, chain) in &world.chains {
         let state = match functions(world, &key.namespace, chain) {
             Err(why) => State::new(ACCEPTED, Some(false), why.reason, why.message),
-            Ok(_) => match owners.get(key) {
+            Ok(_) => match owners.get(&(key.namespace.as_str(), key.name.as_str())) {
                 Some(slo) if taken(slo).is_some() => {
                     State::new(ACCEPTED, Some(false), INGRESS_TAKEN, taken(slo).map(|why| why.message.clone()).unwrap_or_default())
                 }

@@ -35,6 +35,7 @@ pub struct Wish<'a> {
     pub profiles: Vec<&'a Profile>,
     pub footprint: Footprint,
     chain: &'a ServiceChain,
+    /// In the order of the workload's services.
     functions: Vec<(&'a Key, &'a NetworkFunction)>,
     /// Before others with the same promise.
     pub rank: (String, String),
@@ -117,7 +118,7 @@ impl<'a> Wish<'a> {
     pub fn of(
         world: &'a World,
         profiles: &Profiles<'a>,
-        owners: &BTreeMap<Key, &Key>,
+        owners: &BTreeMap<(&str, &str), &Key>,
         key: &'a Key,
         slo: &'a Slo,
     ) -> Result<Self, Why> {
@@ -126,7 +127,7 @@ impl<'a> Wish<'a> {
         let chain = world.chains.get(&chain_key).ok_or_else(|| {
             Why::new("NoChain", format!("there is no ServiceChain \"{}\" in {namespace}: make it", slo.spec.chain))
         })?;
-        if let Some(owner) = owners.get(&chain_key).filter(|owner| **owner != key) {
+        if let Some(owner) = owners.get(&(namespace, slo.spec.chain.as_str())).filter(|owner| **owner != key) {
             let message = format!("the chain \"{}\" has the SLO \"{}\" already: make another chain", slo.spec.chain, owner.name);
             return Err(Why::new("SecondSlo", message));
         }
@@ -176,24 +177,55 @@ impl<'a> Wish<'a> {
         PlannedChain { name: self.terms.name.clone(), namespace, slo: self.key.name.clone(), chain }
     }
 
+    /// Whether this is its chain on a node, as it is now.
+    pub fn is_chain(&self, planned: &PlannedChain) -> bool {
+        let own = &self.chain.spec;
+        let is_it = (planned.name.as_str(), planned.namespace.as_str(), planned.slo.as_str())
+            == (self.name(), self.key.namespace.as_str(), self.key.name.as_str());
+        // Services have other names there.
+        let ServiceChainSpec { services, ingress, egress, on_failure, run } = &planned.chain;
+        is_it && self.runs(services) && (ingress, egress, on_failure, run) == (&own.ingress, &own.egress, &own.on_failure, &own.run)
+    }
+
+    /// Whether its chain has these services, by their names on a node.
+    pub fn runs(&self, services: &[String]) -> bool {
+        match &self.terms.workload {
+            Workload::Nf(name) => services == std::slice::from_ref(name),
+            Workload::Chain(names) => services == names,
+        }
+    }
+
+    /// The NF of this name on a node.
+    pub fn function(&self, service: &str) -> Option<(&'a Key, &'a NetworkFunction)> {
+        let at = match &self.terms.workload {
+            Workload::Nf(name) => (name == service).then_some(0),
+            Workload::Chain(names) => names.iter().position(|name| name == service),
+        };
+        self.functions.get(at?).copied()
+    }
+
     /// The NFs of its chain on a node.
     pub fn functions(&self) -> impl Iterator<Item = PlannedFunction> {
-        self.functions.iter().map(|(key, function)| PlannedFunction {
-            name: name::on_node(&key.namespace, &key.name),
-            namespace: key.namespace.clone(),
-            function: key.name.clone(),
-            spec: function.spec.clone(),
-        })
+        self.functions.iter().copied().map(on_node)
     }
 }
 
-/// The first SLO of each chain: the oldest.
-pub fn owners(world: &World) -> BTreeMap<Key, &Key> {
-    let mut owners: BTreeMap<Key, (&Key, &Slo)> = BTreeMap::new();
+/// An NF on a node.
+pub fn on_node((key, function): (&Key, &NetworkFunction)) -> PlannedFunction {
+    PlannedFunction {
+        name: name::on_node(&key.namespace, &key.name),
+        namespace: key.namespace.clone(),
+        function: key.name.clone(),
+        spec: function.spec.clone(),
+    }
+}
+
+/// The first SLO of each chain, by namespace and the chain's name: the oldest.
+pub fn owners(world: &World) -> BTreeMap<(&str, &str), &Key> {
+    let mut owners: BTreeMap<(&str, &str), (&Key, &Slo)> = BTreeMap::new();
     for (key, slo) in &world.slos {
         let made = |slo: &Slo| slo.metadata.creation_timestamp.clone();
-        let chain = Key::new(&key.namespace, &slo.spec.chain);
-        let owner = owners.entry(chain).or_insert((key, slo));
+        let owner = owners.entry((&key.namespace, &slo.spec.chain)).or_insert((key, slo));
         // Of the same age, the first by name, which is there already.
         if made(slo) < made(owner.1) {
             *owner = (key, slo);

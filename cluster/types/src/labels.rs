@@ -12,10 +12,13 @@ pub const FUNCTION: &str = "sluice.dev/function";
 pub const INSTANCE: &str = "sluice.dev/instance";
 /// Label of a lease: it is that of a node's agent, which renews it while it works.
 pub const AGENT: &str = "sluice.dev/node-agent";
+/// Annotation of a pod that waits at the gate in vain: why. Written by the operator.
+pub const REFUSED: &str = "sluice.dev/refused";
+/// Annotation of a pod that waits at the gate: the version that was read by an operator that did
+/// not know what others had sent. Written by the operator.
+pub const FENCE: &str = "sluice.dev/fence";
 
 /// The name of the lease of a node's agent.
 pub fn lease_of(node: &str) -> String {
     format!("node-{node}")
 }
-/// Annotation of a pod that waits at the gate in vain: why. Written by the operator.
-pub const REFUSED: &str = "sluice.dev/refused";
