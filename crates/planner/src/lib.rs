@@ -18,6 +18,7 @@ pub mod compare;
 pub mod contention;
 pub mod demand;
 pub mod migration;
+pub mod online;
 pub mod optimiser;
 mod packing;
 pub mod samples;
