@@ -16,11 +16,11 @@
 //! over its time; `refused_percent` is of the SLOs that come; `admission_ms_…` is the time of an
 //! answer. Four times in it, evenly, the servers in use are divided by the least for the SLOs that
 //! this way has admitted (`of_optimum`, the mean), and violated SLOs are found by the model of
-//! contention (`violations`, all different ones). With 1,000 servers the least takes about a second
-//! each time, because sets are solved in parts of 400. `moves` is the number of instances that a
-//! run of the optimiser starts, `moves_percent` is of those that run, `stuck` counts runs whose
-//! result could not be reached with every promise kept, and `optimise_s` is the time of a run with
-//! its plan of steps.
+//! contention (`violations`, all different ones). It is no more than four times, and in parts of
+//! 400 SLOs, because of the time that the least takes for 1,000 servers. `moves` is the number of
+//! instances that a run of the optimiser starts, `moves_percent` is of those that run, `stuck`
+//! counts runs whose result could not be reached with every promise kept, and `optimise_s` is the
+//! time of a run with its plan of steps.
 //!
 //! Rows with `stays` have the servers in use over time, of the fleet.
 //!
