@@ -19,6 +19,8 @@
 //! SOSP 2015; prediction: Dobrescu et al., "Toward predictable performance in software
 //! packet-processing platforms", NSDI 2012.
 
+use std::collections::BTreeMap;
+
 use crate::contention::{Behaviour, Running, held_beside_references, occupancies};
 use crate::demand::Demand;
 use sluice_slo::placement::ServerShape;
@@ -118,44 +120,167 @@ pub(crate) fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
 }
 
 pub(crate) fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
-    let mut floor = Floor::new();
+    let mut all = Prediction::new(asked, shape, usize::MAX);
     for slo in largest_first(asked) {
-        let least = alone_instances(&asked[slo]);
-        let tries = (least..least + 4).map(|n| {
-            let mut tried = floor.clone();
-            let new = Put { slo, load_pps: asked[slo].demand.target_pps / n as f64, ways: None };
-            for _ in 0..n {
-                let fits = tried.iter().position(|server| is_kept_by_prediction(server, new, asked, shape));
-                match fits {
-                    Some(at) => tried[at].push(new),
-                    None => tried.push(vec![new]),
-                }
-            }
-            tried
-        });
-        if let Some(best) = tries.min_by_key(Vec::len) {
-            floor = best;
-        }
+        all.place(slo);
     }
-    floor
+    all.floor()
 }
 
-/// Whether the prediction is that all SLOs are kept with one more instance.
-fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &ServerShape) -> bool {
-    let all: Vec<Put> = server.iter().copied().chain([new]).collect();
-    if all.iter().map(|put| asked[put.slo].demand.counted_cores).sum::<u32>() > shape.cores {
-        return false;
+/// Placement by prediction, of one SLO after another, none of which is moved.
+///
+/// What is predicted for an instance depends on the references of its neighbours alone: beside more
+/// of them it does not carry more. So what was computed once bounds the answers for others.
+pub(crate) struct Prediction<'a> {
+    asked: &'a [Asked<'a>],
+    shape: &'a ServerShape,
+    /// The most servers.
+    most: usize,
+    servers: Vec<Vec<Predicted>>,
+    in_use: usize,
+    /// What is known of each sort of instance.
+    sorts: Vec<Beside>,
+    /// Their indices, by profile, load and latency.
+    known: BTreeMap<(*const Profile, u64, u64), usize>,
+}
+
+/// A placed instance.
+#[derive(Clone, Copy)]
+struct Predicted {
+    put: Put,
+    cores: u32,
+    /// References per second that its neighbours are to expect.
+    references_per_s: f64,
+    /// Index of its sort.
+    sort: usize,
+}
+
+/// References per second of all neighbours.
+struct Beside {
+    /// The most beside which an instance is known to carry its load.
+    kept: f64,
+    /// The least beside which it is known not to.
+    broken: f64,
+}
+
+impl<'a> Prediction<'a> {
+    pub(crate) fn new(asked: &'a [Asked<'a>], shape: &'a ServerShape, most: usize) -> Self {
+        Self { asked, shape, most, servers: Vec::new(), in_use: 0, sorts: Vec::new(), known: BTreeMap::new() }
     }
-    let alone = |put: &Put| Behaviour::throughput_pps(asked[put.slo].profile, f64::from(shape.ways()));
-    let references = |put: &Put| alone(put) * asked[put.slo].profile.references_per_packet();
-    let sum: f64 = all.iter().map(references).sum();
-    all.iter().all(|put| {
-        let one = &asked[put.slo];
-        let running = Running { behaviour: one.profile, load_pps: put.load_pps };
-        let held = held_beside_references(&running, (sum - references(put)).max(0.0), f64::from(shape.ways()));
-        let carries = one.profile.carries_pps(held, one.latency_us / (1.0 + one.profile.latency.margin));
-        carries * (1.0 - one.profile.throughput.margin) * (1.0 + 1e-9) >= put.load_pps
-    })
+
+    /// Servers in use.
+    pub(crate) fn in_use(&self) -> usize {
+        self.in_use
+    }
+
+    /// The servers in use.
+    pub(crate) fn floor(&self) -> Floor {
+        let used = self.servers.iter().filter(|server| !server.is_empty());
+        used.map(|server| server.iter().map(|one| one.put).collect()).collect()
+    }
+
+    /// Places an SLO with the number of instances that takes fewest new servers. False if there is
+    /// no room for any.
+    pub(crate) fn place(&mut self, slo: usize) -> bool {
+        let (before, least) = (self.in_use, alone_instances(&self.asked[slo]));
+        let mut best: Option<(usize, usize)> = None;
+        for instances in least..least + 4 {
+            let Some(at) = self.put(slo, instances) else { continue };
+            if self.in_use == before {
+                return true;
+            }
+            if best.is_none_or(|(fewest, _)| self.in_use < fewest) {
+                best = Some((self.in_use, instances));
+            }
+            self.take_back(&at);
+        }
+        best.is_some_and(|(_, instances)| self.put(slo, instances).is_some())
+    }
+
+    pub(crate) fn remove(&mut self, slo: usize) {
+        for server in self.servers.iter_mut().filter(|server| !server.is_empty()) {
+            server.retain(|one| one.put.slo != slo);
+            self.in_use -= usize::from(server.is_empty());
+        }
+    }
+
+    /// Places this number of instances, or none. Returns the server of each.
+    fn put(&mut self, slo: usize, instances: usize) -> Option<Vec<usize>> {
+        let new = self.instance(slo, instances);
+        let mut at = Vec::new();
+        for _ in 0..instances {
+            let Some(server) = self.server_for(new) else {
+                self.take_back(&at);
+                return None;
+            };
+            self.in_use += usize::from(self.servers[server].is_empty());
+            self.servers[server].push(new);
+            at.push(server);
+        }
+        Some(at)
+    }
+
+    /// Removes the last instance of each of these servers.
+    fn take_back(&mut self, at: &[usize]) {
+        for server in at {
+            self.servers[*server].pop();
+            self.in_use -= usize::from(self.servers[*server].is_empty());
+        }
+    }
+
+    /// One of an SLO's instances, if it has this number of them.
+    fn instance(&mut self, slo: usize, instances: usize) -> Predicted {
+        let Asked { demand, latency_us, profile, .. } = &self.asked[slo];
+        let put = Put { slo, load_pps: demand.target_pps / instances as f64, ways: None };
+        let (key, sorts) = ((std::ptr::from_ref(*profile), put.load_pps.to_bits(), latency_us.to_bits()), &mut self.sorts);
+        let sort = *self.known.entry(key).or_insert_with(|| {
+            sorts.push(Beside { kept: f64::NEG_INFINITY, broken: f64::INFINITY });
+            sorts.len() - 1
+        });
+        let alone = Behaviour::throughput_pps(*profile, f64::from(self.shape.ways()));
+        Predicted { put, cores: demand.counted_cores, references_per_s: alone * profile.references_per_packet(), sort }
+    }
+
+    /// The first server in use on which all SLOs are kept, or else an unused one.
+    fn server_for(&mut self, new: Predicted) -> Option<usize> {
+        let found = (0..self.servers.len()).find(|at| !self.servers[*at].is_empty() && self.are_kept(*at, new));
+        let unused = || self.servers.iter().position(Vec::is_empty);
+        if let Some(at) = found.or_else(unused) {
+            return Some(at);
+        }
+        (self.servers.len() < self.most).then(|| {
+            self.servers.push(Vec::new());
+            self.servers.len() - 1
+        })
+    }
+
+    /// Whether the prediction is that all SLOs of a server are kept with one more instance.
+    fn are_kept(&mut self, at: usize, new: Predicted) -> bool {
+        let Self { asked, shape, servers, sorts, .. } = self;
+        let all = || servers[at].iter().chain([&new]);
+        if all().map(|one| one.cores).sum::<u32>() > shape.cores {
+            return false;
+        }
+        let sum: f64 = all().map(|one| one.references_per_s).sum();
+        // The new one first: the others are known better.
+        all().rev().all(|one| {
+            let (others, beside) = ((sum - one.references_per_s).max(0.0), &mut sorts[one.sort]);
+            if others > beside.kept && others < beside.broken {
+                let is_kept = is_kept_by_prediction(&one.put, others, &asked[one.put.slo], shape);
+                *(if is_kept { &mut beside.kept } else { &mut beside.broken }) = others;
+            }
+            others <= beside.kept
+        })
+    }
+}
+
+/// Whether the prediction is that an instance carries its load beside neighbours with these
+/// references per second.
+fn is_kept_by_prediction(put: &Put, others_per_s: f64, one: &Asked<'_>, shape: &ServerShape) -> bool {
+    let running = Running { behaviour: one.profile, load_pps: put.load_pps };
+    let held = held_beside_references(&running, others_per_s, f64::from(shape.ways()));
+    let carries = one.profile.carries_pps(held, one.latency_us / (1.0 + one.profile.latency.margin));
+    carries * (1.0 - one.profile.throughput.margin) * (1.0 + 1e-9) >= put.load_pps
 }
 
 /// SLOs with an instance whose load is over what it carries within its latency, by more than a
@@ -229,6 +354,33 @@ mod tests {
             assert!(!violations(&blind, asked, shape, CachePolicy::Shared).is_empty());
             assert!(violations(&careful, asked, shape, CachePolicy::Shared).is_empty());
             assert!(careful.len() > blind.len());
+        });
+    }
+
+    #[test]
+    fn prediction_keeps_what_it_has_and_what_goes_leaves_room() {
+        run(Mix::Sensitive, |asked, shape| {
+            let mut few = Prediction::new(asked, shape, 5);
+            let placed: Vec<usize> = (0..asked.len()).filter(|slo| few.place(*slo)).collect();
+            let floor = few.floor();
+            assert!(few.in_use() == 5 && floor.len() == 5 && placed.len() < asked.len(), "{placed:?}");
+            for (slo, one) in asked.iter().enumerate() {
+                let wanted = if placed.contains(&slo) { one.demand.target_pps } else { 0.0 };
+                assert!((loads(&floor, slo) - wanted).abs() <= 1e-6 * one.demand.target_pps, "{slo}");
+            }
+            // Computed for each, without what was known before.
+            let references = |put: &Put| {
+                let profile = asked[put.slo].profile;
+                Behaviour::throughput_pps(profile, f64::from(shape.ways())) * profile.references_per_packet()
+            };
+            for (server, put) in floor.iter().flat_map(|server| server.iter().map(move |put| (server, put))) {
+                let others = server.iter().map(references).sum::<f64>() - references(put);
+                assert!(is_kept_by_prediction(put, others.max(0.0), &asked[put.slo], shape), "{put:?} of {server:?}");
+            }
+            placed.iter().for_each(|slo| few.remove(*slo));
+            assert_eq!((few.in_use(), few.floor()), (0, Floor::new()));
+            assert!(placed.iter().all(|slo| few.place(*slo)));
+            assert_eq!(few.floor(), floor);
         });
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::admission;
+use crate::admission::{self, Refusal};
 use crate::baseline::{Asked, CachePolicy, Floor, Put, agnostic, elastic, predicted, violations};
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
@@ -57,8 +57,31 @@ fn with_classes(demands: &[Demand], recipes: &[Recipe]) -> Floor {
     instances.collect()
 }
 
-fn with_profiles(set: &Set) -> Vec<(&Slo, &Profile)> {
+pub(crate) fn with_profiles(set: &Set) -> Vec<(&Slo, &Profile)> {
     set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect()
+}
+
+/// How the NF of each SLO really behaves.
+pub(crate) fn truths(set: &Set, shape: &ServerShape) -> Vec<OnServer<'static>> {
+    set.samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect()
+}
+
+/// What the other ways of placing know of each SLO.
+pub(crate) fn asked<'a>(set: &'a Set, demands: &[Demand], truths: &'a [OnServer<'static>]) -> Vec<Asked<'a>> {
+    let with_truth = set.samples.iter().zip(demands).zip(truths);
+    with_truth
+        .map(|((sample, demand), truth)| Asked {
+            demand: demand.clone(),
+            latency_us: sample.slo.promise.latency_us(),
+            profile: &set.profiles[sample.profile],
+            truth,
+        })
+        .collect()
+}
+
+/// An SLO that should have been admitted.
+pub(crate) fn refused(slo: &Slo, refusal: &Refusal) -> CompareError {
+    CompareError::Refused(format!("\"{}\" is not admitted: {refusal}", slo.name))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,14 +99,14 @@ fn admitted(slos: &[(&Slo, &Profile)], order: Order, servers: usize, shape: &Ser
         Order::Sorted => admission::admit_all(&mut placement, slos),
     };
     for (result, (slo, _)) in results.into_iter().zip(slos) {
-        result.map_err(|refusal| CompareError::Refused(format!("\"{}\" is not admitted: {refusal}", slo.name)))?;
+        result.map_err(|refusal| refused(slo, &refusal))?;
     }
     placement.check().map_err(|e| CompareError::Refused(e.to_string()))?;
     Ok(placement)
 }
 
 /// The servers of a placement that are in use, for the model of contention.
-fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
+pub(crate) fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
     let places: BTreeMap<&str, usize> = slos.iter().enumerate().map(|(i, (slo, _))| (slo.name.as_str(), i)).collect();
     let put = |instance: &Instance| {
         let slo = *places.get(instance.slo.as_str())?;
@@ -109,17 +132,8 @@ pub fn placement(
     limit: Duration,
 ) -> Result<Vec<Tried>, CompareError> {
     let (set, demands) = demands(mix, terms, slos, seed, shape)?;
-    let truths: Vec<OnServer<'_>> =
-        set.samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
-    let with_truth = set.samples.iter().zip(&truths).zip(&demands);
-    let asked: Vec<Asked<'_>> = with_truth
-        .map(|((sample, truth), demand)| Asked {
-            demand: demand.clone(),
-            latency_us: sample.slo.promise.latency_us(),
-            profile: &set.profiles[sample.profile],
-            truth,
-        })
-        .collect();
+    let truths = truths(&set, shape);
+    let asked = asked(&set, &demands, &truths);
     let mut outcomes = Vec::new();
     let mut add = |name, cache, f: &mut dyn FnMut() -> Result<(Floor, usize, Option<usize>), CompareError>| {
         let began = Instant::now();

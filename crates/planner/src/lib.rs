@@ -8,7 +8,8 @@
 //! throughput against cache ways. [`admission`] places it at once and moves no running instance;
 //! `packing` places many together; [`optimiser`] minimises the number of servers for all of them,
 //! in the background; [`migration`] plans the way to its result. [`contention`] and `baseline`
-//! serve comparison: what other ways of placing promise, and what they would deliver.
+//! serve comparison: what other ways of placing promise, and what they would deliver, for a set of
+//! SLOs ([`compare`]) and while SLOs come and go ([`online`]).
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod compare;
 pub mod contention;
 pub mod demand;
 pub mod migration;
+pub mod online;
 pub mod optimiser;
 mod packing;
 pub mod samples;

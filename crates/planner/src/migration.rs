@@ -235,6 +235,15 @@ fn alike(a: &Parts, b: &Parts) -> bool {
     a.len() == b.len() && a.iter().all(|(number, part)| b.get(number).is_some_and(|other| (part - other).abs() <= 1e-9))
 }
 
+/// By SLO, indices of servers.
+type Homes = BTreeMap<String, BTreeSet<usize>>;
+
+/// The instances of an SLO, in the order of their servers.
+fn instances_of<'a>(slo: &'a str, placement: &'a Placement, homes: &'a Homes) -> impl Iterator<Item = &'a Instance> {
+    let servers = homes.get(slo).into_iter().flatten();
+    servers.flat_map(move |at| &placement.servers[*at].instances).filter(move |instance| instance.slo == slo)
+}
+
 struct Walk {
     now: Placement,
     left: Vec<Left>,
@@ -245,6 +254,8 @@ struct Walk {
     /// The next free number of each SLO.
     numbers: BTreeMap<String, u32>,
     leaving: BTreeSet<(String, u32)>,
+    /// The servers that have instances of each SLO, or had any.
+    homes: Homes,
     /// How the flows of each SLO are divided.
     parts: BTreeMap<String, Parts>,
     old: Old,
@@ -256,11 +267,13 @@ impl Walk {
             |loads: BTreeMap<&str, f64>| -> BTreeMap<String, f64> { loads.into_iter().map(|(k, v)| (k.to_string(), v)).collect() };
         let mut promised = owned(current.loads_pps());
         // A new SLO is promised nothing before its instances run.
-        promised.retain(|slo, _| target.instances().any(|(_, instance)| instance.slo == *slo));
-        let mut numbers = BTreeMap::new();
-        for (_, instance) in current.instances() {
+        let wanted: BTreeSet<&str> = target.instances().map(|(_, instance)| instance.slo.as_str()).collect();
+        promised.retain(|slo, _| wanted.contains(slo.as_str()));
+        let (mut numbers, mut homes) = (BTreeMap::new(), Homes::new());
+        for (at, instance) in current.instances() {
             let next = numbers.entry(instance.slo.clone()).or_insert(0);
             *next = (*next).max(instance.number + 1);
+            homes.entry(instance.slo.clone()).or_default().insert(at);
         }
         let (mut left, mut leaving, mut recounts) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
         for (at, (has, wants)) in current.servers.iter().zip(&target.servers).enumerate() {
@@ -300,13 +313,13 @@ impl Walk {
         new.retain(|slo, _| !promised.contains_key(slo));
         let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
         for (slo, sum) in current.loads_pps() {
-            let own = || current.instances().map(|(_, instance)| instance).filter(move |instance| instance.slo == slo);
+            let own = || instances_of(slo, current, &homes);
             let given = || own().filter(|i| i.load_pps > 0.0).map(|i| (i.number, i.load_pps / sum)).collect::<Parts>();
             let carries = |i: &Instance| Carries { number: i.number, capacity_pps: i.capacity_pps, is_going: false };
             let of = if sum > 0.0 { given() } else { divided(&own().map(carries).collect::<Vec<_>>(), 0.0) };
             parts.insert(slo.to_string(), of);
         }
-        Self { now: current.clone(), left, steps: Vec::new(), promised, new, numbers, leaving, parts, old }
+        Self { now: current.clone(), left, steps: Vec::new(), promised, new, numbers, leaving, homes, parts, old }
     }
 
     fn all(&mut self) -> Result<(), MigrationError> {
@@ -393,6 +406,9 @@ impl Walk {
             // It is gone already.
             return true;
         }
+        if matches!(left, Left::Start { .. }) {
+            self.homes.entry(slo.clone()).or_default().insert(at);
+        }
         if self.now.servers[at].room().is_err() || !self.is_kept(slo) {
             self.now.servers[at].instances = before;
             return false;
@@ -410,7 +426,7 @@ impl Walk {
 
     /// Whether the instances of an SLO carry what it is promised; on demand, whether there is any.
     fn is_kept(&self, slo: &str) -> bool {
-        let own = || self.now.instances().map(|(_, instance)| instance).filter(move |instance| instance.slo == slo);
+        let own = || instances_of(slo, &self.now, &self.homes);
         let carries: f64 = own().map(|instance| instance.capacity_pps).sum();
         self.promised.get(slo).is_none_or(|promised| own().next().is_some() && carries >= promised * (1.0 - 1e-9))
     }
@@ -425,7 +441,7 @@ impl Walk {
         let going: BTreeSet<u32> = self.leaving.iter().filter(|(of, _)| of == slo).map(|(_, number)| *number).collect();
         let carries =
             |i: &Instance| Carries { number: i.number, capacity_pps: i.capacity_pps, is_going: going.contains(&i.number) };
-        let own: Vec<Carries> = self.now.instances().filter(|(_, i)| i.slo == slo).map(|(_, i)| carries(i)).collect();
+        let own: Vec<Carries> = instances_of(slo, &self.now, &self.homes).map(carries).collect();
         let parts = divided(&own, self.promised.get(slo).copied().unwrap_or(0.0));
         if self.parts.get(slo).is_none_or(|now| !alike(now, &parts)) {
             let runs = |number: &u32| {
@@ -443,9 +459,11 @@ impl Walk {
     fn give(&mut self, slo: &str) {
         let promised = self.promised.get(slo).copied().unwrap_or(0.0);
         let parts = self.parts.get(slo);
-        for instance in self.now.servers.iter_mut().flat_map(|server| &mut server.instances).filter(|i| i.slo == slo) {
-            let part = parts.and_then(|parts| parts.get(&instance.number)).copied().unwrap_or(0.0);
-            instance.load_pps = promised * part;
+        for at in self.homes.get(slo).into_iter().flatten() {
+            for instance in self.now.servers[*at].instances.iter_mut().filter(|instance| instance.slo == slo) {
+                let part = parts.and_then(|parts| parts.get(&instance.number)).copied().unwrap_or(0.0);
+                instance.load_pps = promised * part;
+            }
         }
     }
 

@@ -73,6 +73,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     interference::EXPERIMENT,
     planner::accuracy::EXPERIMENT,
     planner::placement::EXPERIMENT,
+    planner::online::EXPERIMENT,
     planner::optimiser::EXPERIMENT,
     slo_live::EXPERIMENT,
     tenants::EXPERIMENT,

@@ -57,6 +57,13 @@ pub fn median(sorted: &[f64]) -> f64 {
     }
 }
 
+/// A quantile of samples; none without any.
+pub fn quantile(samples: &[f64], q: f64) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len().saturating_sub(1) as f64 * q).round() as usize).copied()
+}
+
 /// One way of running the experiment, with its measurements.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Variant {
@@ -176,6 +183,8 @@ mod tests {
         one.push(5.0);
         one.push(-1.0);
         assert_eq!((one.median, one.min, one.max), (2.0, -1.0, 5.0));
+        assert_eq!([0.0, 0.5, 0.99].map(|q| quantile(&[9.0, 7.0, 8.0], q)), [Some(7.0), Some(8.0), Some(9.0)]);
+        assert_eq!(quantile(&[], 0.5), None);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use serde_json::json;
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
-use crate::bench::report::Params;
+use crate::bench::report::{Params, quantile};
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
@@ -122,13 +122,6 @@ fn measure(lab: &Lab, mechanism: &str) -> Result<Vec<Row>, Miss> {
     }
 }
 
-/// A quantile of samples; None without any.
-fn quantile(samples: &[f64], q: f64) -> Option<f64> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get((sorted.len().saturating_sub(1) as f64 * q).round() as usize).copied()
-}
-
 fn rows(mechanism: &str, figures: &Figures) -> Vec<Row> {
     let mut row = Row::new(mechanism, &Params::new(), Sample::new());
     let times = [
@@ -169,7 +162,6 @@ mod tests {
         assert_eq!((get("missed_percent"), get("shortest_slice_us")), (Some(25.0), Some(100.0)));
         assert_eq!((rows.len(), rows[2].get("right_percent")), (3, Some(50.0)));
         assert_eq!(rows[2].params, params(&[("slice_us", json!(50))]));
-        assert_eq!(quantile(&[], 0.5), None);
     }
 
     #[test]

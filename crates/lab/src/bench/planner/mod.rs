@@ -5,6 +5,7 @@
 //! ([`sluice_planner::samples`], [`sluice_planner::contention`]).
 
 pub mod accuracy;
+pub mod online;
 pub mod optimiser;
 pub mod placement;
 pub mod predictor;

@@ -56,7 +56,7 @@ const SLOS: usize = 200;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=10;
 
 /// Stands for the seed in rows of all sets.
-const MEDIAN: &str = "median";
+pub(super) const MEDIAN: &str = "median";
 
 /// Each set: too many to be drawn.
 const GROUP: Group = Group {
@@ -142,13 +142,13 @@ fn placed(mix: Mix, terms: SloTerms, seed: u64, params: &Params) -> Result<Vec<R
     Ok(outcomes.iter().map(row).collect())
 }
 
-fn is_median(variant: &Variant, terms: SloTerms) -> bool {
+pub(super) fn is_median(variant: &Variant, terms: SloTerms) -> bool {
     let has = |key: &str, text: &str| variant.params.get(key).is_some_and(|value| *value == text);
     has("seed", MEDIAN) && has("terms", terms.name())
 }
 
 /// A row for each way of placing, mix and terms, of all sets that were placed.
-fn medians(rows: &mut [Row]) -> Vec<Row> {
+pub(super) fn medians(rows: &mut [Row]) -> Vec<Row> {
     let mut found: Vec<(Row, BTreeMap<String, Vec<f64>>)> = Vec::new();
     for row in rows.iter().filter(|row| row.params.contains_key("seed")) {
         let mut params = row.params.clone();
