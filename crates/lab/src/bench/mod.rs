@@ -20,6 +20,7 @@ mod host;
 mod hostile_tenant;
 mod interference;
 mod lab;
+mod latency;
 mod leaky_dma;
 mod lines;
 mod linux_chain;
@@ -47,6 +48,7 @@ use experiment::{BenchArgs, Experiment};
 
 pub const EXPERIMENTS: &[Experiment] = &[
     forward::EXPERIMENT,
+    latency::EXPERIMENT,
     shards::EXPERIMENT,
     density::EXPERIMENT,
     sched::baseline::EXPERIMENT,
