@@ -217,7 +217,8 @@ pub enum Idle {
     Adaptive,
     /// Polls again at once: lowest latency, a whole core.
     Spin,
-    /// After a millisecond without packets, sleeps 50 to 500 µs between polls.
+    /// After a millisecond without packets, waits in the kernel for an event as `adaptive` does.
+    /// Where that is impossible, or an NF has packets, sleeps 50 to 500 µs between polls.
     Sleep,
 }
 

@@ -45,7 +45,7 @@ mod snapshot;
 use drain::{MOST_LOOKED_AT, Returns};
 use handover::Handover;
 use monitor::{MONITOR_NF_NS, MONITOR_NS, Progress};
-use rest::{AGE_RESTED, IDLE_NS};
+use rest::{AGE_RESTED, IDLE_NS, nap_exactly};
 pub use snapshot::Snapshot;
 
 /// Rounds between two runs of the clock-driven duties.
@@ -189,6 +189,7 @@ impl Worker {
 
     /// Runs until it is stopped.
     pub fn run(mut self) {
+        nap_exactly();
         let mut duties = Duties::default();
         let mut last_work_ns = self.setup.rx.clock.now_ns();
         let mut has_rested = false;

@@ -322,7 +322,7 @@ impl DataPlane {
             let (commands, receiver) = channel();
             let busy_ns = Arc::new(AtomicU64::new(0));
             // Threads that never sleep need no alarm.
-            let rests = manager.idle == Idle::Adaptive;
+            let rests = manager.idle != Idle::Spin;
             let others = (0..n).filter(|other| rests && *other != index).map(|other| alarms[other].clone()).collect();
             let frames = {
                 let mut cache = FrameCache::over(memories.whole().clone(), memories.shift(), memories.slots() as usize);

@@ -1,9 +1,11 @@
 //! Tests of the packet threads, with simulated ports and NFs.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::descriptor::{Descriptor, Verdict};
@@ -21,7 +23,7 @@ use sluice_dataplane::frame::{Copied, FrameCache, Packet};
 use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::handlers::Inline;
 use sluice_dataplane::outlook::Fate;
-use sluice_dataplane::queue::TX_BUFFER;
+use sluice_dataplane::queue::{Arrivals, TX_BUFFER};
 use sluice_dataplane::steer::Foreseen;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 use sluice_pools::PoolTable;
@@ -170,6 +172,53 @@ fn read(nf: &mut Attached) -> Descriptor {
     let mut one = [Descriptor::default()];
     wait_for("a packet", || nf.rx[0].dequeue(&mut one).unwrap() == 1);
     one[0]
+}
+
+/// A wire whose packets can be waited for.
+struct Signalled {
+    wire: Wire,
+    wake: Arc<OwnedFd>,
+    was_asked: Arc<AtomicBool>,
+}
+
+impl PortQueue for Signalled {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
+        let n = self.wire.rx_burst(out, frames, now_ns);
+        if n > 0 {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        n
+    }
+
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
+        self.wire.tx_burst(packets, frames, now_ns)
+    }
+
+    fn arrivals(&self) -> Arrivals<'_> {
+        self.was_asked.store(true, Ordering::Relaxed);
+        Arrivals::Readable(self.wake.as_fd())
+    }
+}
+
+#[test]
+fn threads_that_sleep_wait_for_packets_where_ports_have_a_descriptor() {
+    for idle in [Idle::Sleep, Idle::Adaptive] {
+        let mut rig = Rig::with(0, 64, Overload::Wait, OnFailure::Drop, |config| config.manager.idle = idle);
+        let (wire, was_asked) = (Wire::default(), Arc::new(AtomicBool::new(false)));
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let queue = Signalled { wire: wire.clone(), wake: wake.clone(), was_asked: was_asked.clone() };
+        // The rig's own wire has no descriptor.
+        assert_eq!(rig.plane.close_port(0).unwrap(), LetGo::Done);
+        rig.plane.add_port(0, vec![Box::new(queue)], Overload::Wait, false).unwrap();
+        rig.publish();
+        for n in 1..=3 {
+            was_asked.store(false, Ordering::Relaxed);
+            wait_for("a rest", || was_asked.load(Ordering::Relaxed));
+            wire.to_read.lock().unwrap().push(udp(1, n));
+            rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+            wait_for("the packet", || wire.written.lock().unwrap().len() == n as usize);
+        }
+    }
 }
 
 #[test]

@@ -15,9 +15,15 @@
 //! rests; the resting thread says that it rests and then looks for work. One of the two sees the
 //! other. So a ring costs a system call only if the thread rests.
 //!
+//! Where a thread cannot rest, it naps between polls ([`Idle::Sleep`]), or does so after a second
+//! ([`Idle::Adaptive`]). The kernel may put off the end of a nap to join it with other timers, by
+//! 50 µs unless asked not to: as long as the shortest nap. So the threads ask it not to.
+//!
 //! # Limits
-//! A port without such an event (a DPDK device, a generator, a file) is polled: [`Idle::Adaptive`].
+//! A port without such an event (a DPDK device, a generator, a file) is polled, and so is an NF
+//! that has packets.
 
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -49,6 +55,12 @@ const LOOKED_AT_NS: u64 = 1_000_000_000;
 const SHARED_NS: u64 = 10_000_000;
 /// Flow table slots visited for ageing after a rest, which replaces thousands of rounds.
 pub(super) const AGE_RESTED: usize = 4096;
+
+/// Has the calling thread's naps end when they are over.
+pub(super) fn nap_exactly() {
+    // Without it, naps are longer.
+    let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
+}
 
 /// Whether no packet is on its way to an NF or inside it.
 fn has_nothing(handle: &NfHandle) -> bool {
@@ -100,10 +112,10 @@ impl Worker {
             std::hint::spin_loop();
             return false;
         }
-        if self.setup.settings.idle == Idle::Adaptive && self.is_empty() {
+        if self.is_empty() {
             match self.rest(now) {
                 Some(has_rested) => return has_rested,
-                None if idle_ns <= LOOKED_AT_NS => {
+                None if self.setup.settings.idle == Idle::Adaptive && idle_ns <= LOOKED_AT_NS => {
                     std::hint::spin_loop();
                     return false;
                 }
@@ -206,5 +218,17 @@ impl Worker {
             }
         }
         Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn naps_are_not_put_off() {
+        let slack_ns = std::thread::spawn(|| {
+            super::nap_exactly();
+            rustix::thread::current_timer_slack().unwrap()
+        });
+        assert_eq!(slack_ns.join().unwrap(), 1);
     }
 }
