@@ -55,6 +55,12 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
     },
+    /// No socket can have this path.
+    #[error("{path} is too long for a socket: a path has 107 bytes at most; go to its folder, and name it from there")]
+    LongPath {
+        /// The path.
+        path: PathBuf,
+    },
     /// The daemon refuses the request.
     #[error("{}{}", .0.error, hint(&.0.hint))]
     Api(ApiError),
@@ -436,6 +442,7 @@ async fn connect(path: &Path) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<Re
         Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { path: path.into() },
         _ if error.raw_os_error() == Some(libc::EPROTOTYPE) => ClientError::WrongSocket { path: path.into() },
         Io::PermissionDenied => ClientError::NoPermission { path: path.into() },
+        Io::InvalidInput => ClientError::LongPath { path: path.into() },
         _ => ClientError::Broken { path: path.into(), what: error.to_string() },
     })?;
     let (sender, connection) = handshake(TokioIo::new(stream))
@@ -508,6 +515,12 @@ mod tests {
             path.display()
         );
         assert_eq!(error.to_string(), want);
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_says_so() {
+        let error = Client::new(Path::new(&format!("/{}/control.sock", "a".repeat(100)))).unwrap().status().unwrap_err();
+        assert!(error.to_string().contains("a path has 107 bytes at most"), "{error}");
     }
 
     #[test]
