@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
+use super::change::{CanaryRequest, FormerConfig, RunningConfig, SetKeys, Undo};
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, RecordRequest,
     Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, WhyReply, WhyRequest,
@@ -314,6 +314,11 @@ impl Client {
     /// Changes keys of the configuration in force.
     pub fn set(&mut self, set: &SetKeys) -> Result<Applied, ClientError> {
         self.post("/v1/set", set)
+    }
+
+    /// The configuration in force, as TOML.
+    pub fn running_config(&mut self) -> Result<String, ClientError> {
+        self.ask(Method::POST, "/v1/config", Vec::new()).map(|RunningConfig { config }| config)
     }
 
     /// The configurations before the one in force, the latest first.

@@ -140,6 +140,15 @@ Examples:
   sluice apply --yes sluice.toml        ask nothing, as where there is no terminal
   sluice undo                           go back")]
     Apply(ApplyArgs),
+    /// Print the configuration in force, as TOML
+    #[command(after_help = "\
+Examples:
+  sluice config > now.toml         to keep it: with what was set, and what single commands have added (nf add, rule add, port add)
+  sluice apply -n sluice.toml      how the daemon differs from a file
+
+Paths are absolute; comments of the file that it came from, and keys that have their default, are not in it. It may have secrets, in the
+environments of services.")]
+    Config,
     /// Set keys of the running configuration
     #[command(after_help = "\
 Examples:

@@ -45,6 +45,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Tenant(command) => tenant(&mut client()?, command, out),
         Command::Port(command) => port(&mut client()?, command, out),
         Command::Stats(args) => stats(&mut client()?, &args, out),
+        Command::Config => Ok(out.write_all(client()?.running_config()?.as_bytes())?),
         Command::Apply(args) => revise::apply(&mut client()?, &args, out),
         Command::Set(args) => revise::set(&mut client()?, &args, out),
         Command::Undo(args) => revise::undo(&mut client()?, &args, out),
