@@ -28,7 +28,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Reads a file, or standard input for `-`.
 ///
 /// # Errors
-/// The system's; it has no end within [`MOST_BYTES`], or is no text.
+/// The system's; it has no end within 64 MiB, or is no text.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     let is_stdin = path == Path::new("-");
     let shown = if is_stdin { "standard input".into() } else { path.display().to_string() };
