@@ -218,9 +218,12 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service | \
 	    install -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -D -m 644 deploy/sluiced.tmpfile $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/sluiced.conf
-	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json,grafana-dashboard.json,alerts.yml} $(DESTDIR)$(PREFIX)/share/doc/sluice
-	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
+	install -m 644 README.md {ARCHITECTURE,CONTRIBUTING,CHANGELOG}.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/sluice
+	install -m 644 deploy/{example.toml,openapi.json,config.schema.json,grafana-dashboard.json,alerts.yml,sluicedump} \
+	    $(DESTDIR)$(PREFIX)/share/doc/sluice
+	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src/pictures
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
+	install -m 644 docs/src/pictures/* $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src/pictures
 
 # Of the cluster's workspace, which `make build` leaves out.
 .PHONY: install-cluster

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_api::ApiError;
-use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
+use sluice_api::change::{CanaryRequest, FormerConfig, RunningConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
@@ -126,6 +126,10 @@ impl Backend for Nobody {
         again(set);
         sluice_config::edit::with_keys(&config::Config::default(), set)?;
         Ok(model::Applied::default())
+    }
+
+    fn running_config(&self) -> Result<RunningConfig, ApiError> {
+        nothing()
     }
 
     fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {

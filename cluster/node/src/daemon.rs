@@ -54,6 +54,7 @@ impl From<ClientError> for DaemonError {
             ClientError::NotRunning { .. }
             | ClientError::NoPermission { .. }
             | ClientError::WrongSocket { .. }
+            | ClientError::LongPath { .. }
             | ClientError::Broken { .. }
             | ClientError::Runtime(_) => Self::Away(words),
         }

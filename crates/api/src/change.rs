@@ -1,4 +1,4 @@
-//! Requests that change keys of the configuration in force or go back to a former one, and the
+//! The configuration in force, requests that change keys of it or go back to a former one, and the
 //! changes that a request makes, as a list.
 
 use std::collections::BTreeMap;
@@ -62,6 +62,13 @@ pub struct CanaryRequest {
 
 fn one() -> f64 {
     1.0
+}
+
+/// The configuration in force. Its services may have secrets in their environment.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct RunningConfig {
+    /// Its text as TOML: with absolute paths, without keys that have their default.
+    pub config: String,
 }
 
 /// A former configuration, to which the daemon can go back.

@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
+use super::change::{CanaryRequest, FormerConfig, RunningConfig, SetKeys, Undo};
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, RecordRequest,
     Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, WhyReply, WhyRequest,
@@ -53,6 +53,12 @@ pub enum ClientError {
     #[error("{path} is not a control socket: nf.sock in the same folder is for NFs, and control.sock is for this program")]
     WrongSocket {
         /// The socket.
+        path: PathBuf,
+    },
+    /// No socket can have this path.
+    #[error("{path} is too long for a socket: a path has 107 bytes at most; go to its folder, and name it from there")]
+    LongPath {
+        /// The path.
         path: PathBuf,
     },
     /// The daemon refuses the request.
@@ -310,6 +316,11 @@ impl Client {
         self.post("/v1/set", set)
     }
 
+    /// The configuration in force, as TOML.
+    pub fn running_config(&mut self) -> Result<String, ClientError> {
+        self.ask(Method::POST, "/v1/config", Vec::new()).map(|RunningConfig { config }| config)
+    }
+
     /// The configurations before the one in force, the latest first.
     pub fn history(&mut self) -> Result<Vec<FormerConfig>, ClientError> {
         self.get("/v1/history")
@@ -436,6 +447,7 @@ async fn connect(path: &Path) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<Re
         Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { path: path.into() },
         _ if error.raw_os_error() == Some(libc::EPROTOTYPE) => ClientError::WrongSocket { path: path.into() },
         Io::PermissionDenied => ClientError::NoPermission { path: path.into() },
+        Io::InvalidInput => ClientError::LongPath { path: path.into() },
         _ => ClientError::Broken { path: path.into(), what: error.to_string() },
     })?;
     let (sender, connection) = handshake(TokioIo::new(stream))
@@ -508,6 +520,12 @@ mod tests {
             path.display()
         );
         assert_eq!(error.to_string(), want);
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_says_so() {
+        let error = Client::new(Path::new(&format!("/{}/control.sock", "a".repeat(100)))).unwrap().status().unwrap_err();
+        assert!(error.to_string().contains("a path has 107 bytes at most"), "{error}");
     }
 
     #[test]

@@ -131,10 +131,9 @@ impl ApiError {
         Self::new(ErrorKind::BadInput, error, hint)
     }
 
-    /// 404: no `what` has this name. The hint lists the known names.
+    /// 404: no `what` has this name. The hint lists the known names, or has the nearest of many.
     pub fn not_found(what: &str, name: &str, known: &[&str]) -> Self {
-        let hint = if known.is_empty() { format!("there is no {what} at all") } else { format!("there are: {}", known.join(", ")) };
-        Self::new(ErrorKind::NotFound, format!("no {what} is named \"{name}\""), hint)
+        Self::new(ErrorKind::NotFound, format!("no {what} is named \"{name}\""), nearest::instead(what, name, known))
     }
 
     /// 422: well formed, but the content is refused in any state of the daemon.

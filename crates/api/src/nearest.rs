@@ -2,6 +2,9 @@
 
 use strsim::damerau_levenshtein;
 
+/// Most names that a list has.
+const MOST: usize = 16;
+
 /// The candidate that was most likely meant by `word`, if one is near.
 ///
 /// A candidate is near if its edit distance is at most a third of the letters of `word` (at least
@@ -42,9 +45,18 @@ pub fn hint(word: &str, candidates: &[&str]) -> String {
     }
 }
 
+/// What there is instead of a `what` that is not there: all names, or, of many, the nearest one.
+pub fn instead(what: &str, name: &str, known: &[&str]) -> String {
+    match (known.len(), nearest(name, known)) {
+        (0, _) => format!("there is no {what} at all"),
+        (..=MOST, _) => format!("there are: {}", known.join(", ")),
+        (_, Some(near)) => format!("did you mean {near:?}?"),
+        (all, None) => format!("there are {all}: {}, …", known[..MOST].join(", ")),
+    }
+}
+
 /// `write one of "a", "b"`, cut at 16 candidates.
 pub fn one_of(candidates: &[&str]) -> String {
-    const MOST: usize = 16;
     let mut different: Vec<&str> = Vec::new();
     for candidate in candidates {
         if !different.contains(candidate) {
@@ -68,6 +80,17 @@ pub fn one_of(candidates: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_many_names_the_nearest_is_reported() {
+        assert_eq!(instead("chain", "wbe", &["web", "dns"]), "there are: web, dns");
+        assert_eq!(instead("rule", "x", &[]), "there is no rule at all");
+        let names: Vec<String> = (0..1_000).map(|number| format!("fw.{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(instead("NF", "wf.7", &names), "did you mean \"fw.7\"?");
+        let said = instead("NF", "monitor", &names);
+        assert!(said.starts_with("there are 1000: fw.0, fw.1, ") && said.ends_with(", fw.15, …"), "{said}");
+    }
 
     #[test]
     fn finds_what_was_meant() {

@@ -60,6 +60,19 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Leaves those of these columns out that have 0 in each row.
+    pub fn without_zeros(mut self, columns: &[&str]) -> Self {
+        for name in columns {
+            if let Some(at) = self.head.iter().position(|(column, _)| column == name)
+                && self.rows.iter().all(|row| row[at].text == "0")
+            {
+                self.head.remove(at);
+                self.rows.iter_mut().for_each(|row| drop(row.remove(at)));
+            }
+        }
+        self
+    }
+
     /// Prints the table.
     pub fn print(&self, out: &mut dyn Write, colour: bool) -> io::Result<()> {
         self.follow(&mut Vec::new(), out, colour)
@@ -141,6 +154,15 @@ mod tests {
         }
         let out = String::from_utf8(out).unwrap();
         assert_eq!(out, "NAME     RATE\nlongest     1\nb        1234567\nc              2\n");
+    }
+
+    #[test]
+    fn columns_of_zeros_are_left_out_where_that_is_asked_for() {
+        let mut table = Table::new(&["NAME", ">DROPS", ">RESTARTS", ">QUEUE"]);
+        table.row(vec!["fw.0".into(), "0".into(), "0".into(), "0".into()]);
+        table.row(vec!["fw.1".into(), "0".into(), "2".into(), "0".into()]);
+        let table = table.without_zeros(&["DROPS", "RESTARTS", "NONE"]);
+        assert_eq!(printed(&table, false), "NAME  RESTARTS  QUEUE\nfw.0         0      0\nfw.1         2      0\n");
     }
 
     #[test]

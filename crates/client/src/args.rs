@@ -140,6 +140,15 @@ Examples:
   sluice apply --yes sluice.toml        ask nothing, as where there is no terminal
   sluice undo                           go back")]
     Apply(ApplyArgs),
+    /// Print the configuration in force, as TOML
+    #[command(after_help = "\
+Examples:
+  sluice config > now.toml         to keep it: with what was set, and what single commands have added (nf add, rule add, port add)
+  sluice apply -n sluice.toml      how the daemon differs from a file
+
+Paths are absolute; comments of the file that it came from, and keys that have their default, are not in it. It may have secrets, in the
+environments of services.")]
+    Config,
     /// Set keys of the running configuration
     #[command(after_help = "\
 Examples:
@@ -705,7 +714,7 @@ pub struct WhyArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "packet")]
     pub pcap: Option<PathBuf>,
     /// Which packet of the file
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), requires = "pcap")]
     pub number: u64,
     /// Print JSON
     #[arg(long)]
@@ -818,6 +827,14 @@ mod tests {
         ] {
             assert!(of(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_number_of_a_packet_is_of_a_file() {
+        let of = |line: &str| Cli::try_parse_from(line.split_whitespace()).map(drop).map_err(|error| error.to_string());
+        assert_eq!(of("sluice why --pcap a.pcap --number 3"), Ok(()));
+        assert_eq!(of("sluice why 0200"), Ok(()));
+        assert!(of("sluice why 0200 --number 3").unwrap_err().contains("--pcap"));
     }
 
     #[test]

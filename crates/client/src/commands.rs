@@ -10,6 +10,7 @@ use sluice_api::client::Client;
 use sluice_api::config::{self as config, Config, PortRange};
 use sluice_api::health::HealthVerdict;
 use sluice_api::model::{Event, TraceRequest};
+use sluice_api::nearest;
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Degraded, Usage, json, read};
 use sluice_config::host::Host;
@@ -44,6 +45,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Tenant(command) => tenant(&mut client()?, command, out),
         Command::Port(command) => port(&mut client()?, command, out),
         Command::Stats(args) => stats(&mut client()?, &args, out),
+        Command::Config => Ok(out.write_all(client()?.running_config()?.as_bytes())?),
         Command::Apply(args) => revise::apply(&mut client()?, &args, out),
         Command::Set(args) => revise::set(&mut client()?, &args, out),
         Command::Undo(args) => revise::undo(&mut client()?, &args, out),
@@ -123,7 +125,7 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
             let stats = client.stats()?;
             let Some(nf) = stats.nfs.iter().find(|nf| nf.name == name) else {
                 let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
-                return Err(Usage(format!("no NF is named \"{name}\"; there are: {}", known.join(", "))).into());
+                return Err(Usage(format!("no NF is named \"{name}\"; {}", nearest::instead("NF", &name, &known))).into());
             };
             if as_json { json(out, nf) } else { Ok(show::nf(out, nf, stats.time_ns)?) }
         }
@@ -325,7 +327,7 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
         && !stats.nfs.iter().any(|nf| nf.name == *name)
     {
         let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
-        return Err(Usage(format!("no NF is named \"{name}\"; there are: {}", known.join(", "))).into());
+        return Err(Usage(format!("no NF is named \"{name}\"; {}", nearest::instead("NF", name, &known))).into());
     }
     if !args.follow {
         all.retain(wanted);

@@ -18,6 +18,7 @@ use sluice_api::ErrorKind;
 use sluice_api::client::{Client, ClientError};
 use sluice_api::drops::{self, PortDrop, ReasonText};
 use sluice_api::model::{CaptureRequest, Stats};
+use sluice_api::nearest;
 use sluice_cli::number::{grouped, rate};
 use sluice_cli::usage::{Usage, json};
 
@@ -95,7 +96,7 @@ pub fn run(client: &mut Client, args: &DropsArgs, out: &mut dyn Write) -> anyhow
         && !before.chains.iter().any(|known| known.name == *chain)
     {
         let known: Vec<&str> = before.chains.iter().map(|chain| chain.name.as_str()).collect();
-        return Err(Usage(format!("no chain is named \"{chain}\"; there are: {}", known.join(", "))).into());
+        return Err(Usage(format!("no chain is named \"{chain}\"; {}", nearest::instead("chain", chain, &known))).into());
     }
     loop {
         let samples = samples(client, args)?;

@@ -1,9 +1,11 @@
-//! `sluice init`: a first configuration, made of options.
+//! `sluice init`: a first configuration, made of options, or of answers on a terminal.
+
+mod questions;
 
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -13,14 +15,16 @@ use sluice_config::load;
 use toml::Value;
 
 use crate::values::{inline, value};
+use questions::{Answers, Dialog};
 
 /// Help text below the options of `sluice init`.
 pub const HELP: &str = "\
 Examples:
-  sluice init                  generated packets through a monitor: it runs on any host
+  sluice init                  ask, and write sluice.toml; Enter everywhere makes a chain that runs on any host
   sluice init edge.toml --port lan=af_packet:interface=eth1 --port wan=af_packet:interface=eth2 --nf monitor --chain lan:monitor:wan
   sluice init fw.toml --port in=gen:size=60,rate=1000 --port out=sink --nf 'fw=sluice-nf-firewall --rules fw.rules' --chain in:fw:out
 
+Without options it asks, unless standard input or standard error is no terminal: then it is as with Enter everywhere.
 All packets of a chain's first port take it. Of the cores that this process may use, the first is for the daemon and the second for NFs.
 `sluice check --explain` lists what else can be written into the file.";
 
@@ -43,22 +47,51 @@ pub struct InitArgs {
 /// Keys of a section, with their values.
 pub type Keys = Vec<(String, Value)>;
 
-/// Writes the file. Fails if it exists, or the options make no valid configuration.
+/// Writes the file, of answers where no option is given and somebody is there to be asked. Fails if
+/// it exists, or what it would say is no valid configuration.
 pub fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let is_asked = args.is_empty() && io::stdin().is_terminal() && io::stderr().is_terminal();
+    if !is_asked {
+        return make(args, out);
+    }
+    if fs::symlink_metadata(&args.file).is_ok() {
+        return Err(exists(&args.file));
+    }
+    let asked = questions::ask(&Host::here(), &mut Dialog { input: &mut io::stdin().lock(), out: &mut io::stderr() });
+    let Answers { ports, nfs, chains } = asked?;
+    make(&InitArgs { file: args.file.clone(), ports, nfs, chains }, out)
+}
+
+impl InitArgs {
+    fn is_empty(&self) -> bool {
+        self.ports.is_empty() && self.nfs.is_empty() && self.chains.is_empty()
+    }
+}
+
+fn exists(file: &Path) -> anyhow::Error {
+    anyhow::anyhow!("{} exists and stays as it is: name another file", file.display())
+}
+
+/// Writes the file of these options.
+fn make(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let text = text(args, &Host::here())?;
     load::parse(&text, "what these options make")?;
     let shown = args.file.display();
     let mut file = match OpenOptions::new().write(true).create_new(true).open(&args.file) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => bail!("{shown} exists and stays as it is: name another file"),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(exists(&args.file)),
         opened => opened.with_context(|| format!("cannot write {shown}"))?,
     };
-    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {shown}"))?;
+    if let Err(error) = file.write_all(text.as_bytes()) {
+        // A part of it would be in the way of the next try.
+        let _ = fs::remove_file(&args.file);
+        bail!("cannot write {shown}: {error}");
+    }
     Ok(writeln!(out, "wrote {shown}: `sluice check {shown}` says what this host lacks for it, `sluiced {shown}` runs it")?)
 }
 
 fn text(args: &InitArgs, host: &Host) -> Result<String, Usage> {
     let InitArgs { ports, nfs, chains, .. } = args;
-    if ports.is_empty() && nfs.is_empty() && chains.is_empty() {
+    if args.is_empty() {
         let words = |all: &[&str]| -> Vec<String> { all.iter().map(|word| (*word).to_string()).collect() };
         let ports = words(&["in=gen:rate=1000", "out=sink"]);
         let example = InitArgs { file: args.file.clone(), ports, nfs: words(&["monitor"]), chains: words(&["in:monitor:out"]) };
@@ -187,10 +220,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.toml");
         let args = InitArgs { file: file.clone(), ..args("") };
-        run(&args, &mut Vec::new()).unwrap();
+        make(&args, &mut Vec::new()).unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, "mine").unwrap();
-        let error = run(&args, &mut Vec::new()).unwrap_err().to_string();
+        let error = make(&args, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("exists and stays as it is"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
         assert!(text.starts_with("# Written by"), "{text}");
@@ -207,7 +240,7 @@ mod tests {
             ("--port lan=gen --port wan=sink --chain lan:nat:wan", "nat"),
         ] {
             let file = folder.path().join("a.toml");
-            let error = run(&InitArgs { file: file.clone(), ..args(line) }, &mut Vec::new()).unwrap_err().to_string();
+            let error = make(&InitArgs { file: file.clone(), ..args(line) }, &mut Vec::new()).unwrap_err().to_string();
             assert!(error.contains(wanted) && !file.exists(), "{line}: {error}");
         }
     }

@@ -15,6 +15,7 @@ mod flows;
 mod header;
 mod init;
 mod man;
+mod needs;
 mod other;
 mod output;
 mod record;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use sluice_api::client::Client;
 use sluice_api::model::{NfState, Port, PortState, Stats};
@@ -29,7 +29,8 @@ use sluice_config::load;
 use toml::Value;
 
 use crate::init::{Keys, section};
-use crate::{other, output};
+use crate::needs::RULES_FILE;
+use crate::{needs, other, output};
 use own_daemon::{LOOK, OwnDaemon, configuration, runtime_dir};
 
 /// Help text below the options of `sluice replay`.
@@ -78,29 +79,8 @@ const PACKET_BYTES: i64 = 65_344;
 /// How long nothing may move, once no packet is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Stands for the file of [`RULES`] in arguments.
-const RULES_FILE: &str = "RULES";
 /// Rules of a firewall without any.
 const RULES: &str = "default allow\nnon-ip allow\n";
-
-/// Arguments of NFs that need some, where a replay gives none.
-const USUAL: [(&str, &[&str]); 2] = [
-    ("firewall", &["--rules", RULES_FILE]),
-    ("nat", &["--inside", "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16", "--outside", "203.0.113.1"]),
-];
-
-/// NFs without usual arguments, and those that they need.
-const NEEDED: [(&str, &str); 9] = [
-    ("cost", "--cycles 1000"),
-    ("decrypt", "--keys FILE"),
-    ("encrypt", "--keys FILE"),
-    ("lb", "--vip ADDRESS:PORT --backends FILE"),
-    ("logger", "--write FILE"),
-    ("lookup", "--table FILE"),
-    ("router", "--routes FILE"),
-    ("search", "--patterns FILE"),
-    ("vlan", "tag --id N"),
-];
 
 /// An NF of the chain.
 #[derive(Debug, PartialEq, Eq)]
@@ -114,7 +94,7 @@ struct Hop {
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let stops = output::stops()?;
     let host = Host::here();
-    let daemon = other::daemon()?;
+    let daemon = other::daemon().map_err(|error| anyhow!("{error}; install the package sluice, or put it beside sluice"))?;
     let folder = tempfile::Builder::new().prefix("sluice-replay-").tempdir().context("cannot make a temporary folder")?;
     // NFs run as users of their own where this one is root.
     let opened = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
@@ -188,10 +168,10 @@ fn hops(args: &ReplayArgs, rules: &Path) -> Result<Vec<Hop>, Usage> {
 
 /// The arguments of an NF for which none are given.
 fn usual(nf: &str, rules: &Path) -> Result<Vec<String>, Usage> {
-    if let Some((_, needed)) = NEEDED.iter().find(|(name, _)| *name == nf) {
+    if let Some(needed) = needs::needed(nf) {
         return Err(Usage(format!("{nf} needs arguments: give them by --nf '{nf}=sluice-nf-{nf} {needed}'")));
     }
-    let args = USUAL.iter().find(|(name, _)| *name == nf).map_or(&[][..], |(_, args)| *args);
+    let args = needs::usual(nf).unwrap_or_default();
     Ok(args.iter().map(|arg| if *arg == RULES_FILE { rules.display().to_string() } else { (*arg).to_string() }).collect())
 }
 
@@ -458,7 +438,7 @@ mod tests {
             names_and_args("a.pcap --through lb,fw --nf 'fw=x --rules r' --nf 'lb=/nfs/lb --vip 192.0.2.1:80'"),
             [of("lb", "/nfs/lb --vip 192.0.2.1:80"), of("fw", "x --rules r")]
         );
-        for (name, needed) in NEEDED {
+        for (name, needed) in needs::NEEDED {
             let line = format!("a.pcap --through {name}");
             let error = hops(&args(&line), Path::new("/rules")).unwrap_err().to_string();
             assert!(error.contains(&format!("--nf '{name}=sluice-nf-{name} {needed}'")), "{error}");

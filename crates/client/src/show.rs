@@ -285,7 +285,7 @@ pub fn dropped(nf: &Nf) -> u64 {
     nf.foreign.as_ref().map_or(nf.verdict_drops, |foreign| foreign.not_back)
 }
 
-/// `sluice nf list`.
+/// `sluice nf list`. The table is wide: what is 0 everywhere, in health, has no column.
 pub fn nfs(nfs: &[Nf]) -> Table {
     // Only if any has died, as the table is wide.
     let have_died = nfs.iter().any(|nf| nf.last_death.is_some());
@@ -339,7 +339,7 @@ pub fn nfs(nfs: &[Nf]) -> Table {
         row.extend(have_died.then(|| nf.last_death.as_ref().map_or("-".into(), |death| last_death(death).into())));
         table.row(row);
     }
-    table
+    table.without_zeros(&["THROTTLES", "MARKED", "RESTARTS", "VIOLATIONS"])
 }
 
 /// An NF's last death: `2026-11-25T02:01:40.123Z killed by signal 11 (SIGSEGV)`.
@@ -515,7 +515,7 @@ pub fn ports(ports: &[Port]) -> Table {
             format!("{}{done}", port.description).into(),
         ]);
     }
-    table
+    table.without_zeros(&["OUT DROPS", "ENTRY DROPS", "OVERSIZE"])
 }
 
 fn drops(drops: &BTreeMap<String, u64>) -> Table {

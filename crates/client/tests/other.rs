@@ -111,6 +111,15 @@ fn a_cluster_is_asked_by_a_program_of_its_own() {
     }
 }
 
+#[test]
+fn a_replay_without_a_daemon_says_what_to_install() {
+    let folder = Folder::new();
+    let out = folder.run(&["replay", "a.pcap", "--through", "bridge"]);
+    let said = text(&out.stderr);
+    assert!(said.starts_with("sluice: the program sluiced is neither ") && said.contains("install the package sluice"), "{said}");
+    assert!(said.lines().count() == 1 && out.status.code() == Some(1), "{said}");
+}
+
 fn config(folder: &Path, port: &str) -> String {
     let path = folder.join("c.toml");
     let ports = format!("[[port]]\nname = \"a\"\n{port}\n[[port]]\nname = \"b\"\nkind = \"sink\"\n");

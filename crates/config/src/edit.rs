@@ -14,6 +14,7 @@ use toml::{Table, Value};
 
 use crate::load::{self, Loaded};
 use crate::problem::{ConfigErrors, Problem};
+use crate::schema::{Key, Preset, SECTIONS, Type};
 use crate::{fuse, schema, validate};
 
 /// Keys that say which object it is.
@@ -30,6 +31,45 @@ pub fn text(config: &Config) -> Result<String, ConfigErrors> {
     let mut config = config.clone();
     fuse::contract(&mut config);
     toml::to_string(&config).map_err(|error| unwritable(&error.to_string()))
+}
+
+/// As [`text`], without keys that have their default: for people to read, and for files.
+///
+/// # Errors
+/// As [`text`].
+pub fn short_text(config: &Config) -> Result<String, ConfigErrors> {
+    let mut root: Table = text(config)?.parse().map_err(|error: toml::de::Error| unwritable(error.message()))?;
+    for section in SECTIONS.iter() {
+        let tables: Vec<&mut Table> = match root.get_mut(section.name) {
+            Some(Value::Array(entries)) => entries.iter_mut().filter_map(Value::as_table_mut).collect(),
+            Some(Value::Table(table)) => vec![table],
+            _ => continue,
+        };
+        // Keys of a kind of port are a section of their own.
+        let is_its = |table: &&mut Table| {
+            section.kind.is_empty() || table.get("kind").and_then(Value::as_str).is_some_and(|kind| kind == section.kind)
+        };
+        tables.into_iter().filter(is_its).for_each(|table| leave_defaults_out(table, &section.keys));
+    }
+    root.retain(|_, value| match value {
+        Value::Table(table) => !table.is_empty(),
+        Value::Array(entries) => !entries.is_empty(),
+        _ => true,
+    });
+    toml::to_string(&root).map_err(|error| unwritable(&error.to_string()))
+}
+
+fn leave_defaults_out(table: &mut Table, keys: &[Key]) {
+    for key in keys {
+        let is_default = |value: &Value| matches!(&key.default, Preset::Value(default) if *default == value.to_string());
+        if table.get(key.name).is_some_and(is_default) {
+            table.remove(key.name);
+        }
+        // A table that is empty then stays: it is not the same as none.
+        if let (Type::Keys(inner), Some(Value::Table(table))) = (&key.takes, table.get_mut(key.name)) {
+            leave_defaults_out(table, inner);
+        }
+    }
 }
 
 fn unwritable(why: &str) -> ConfigErrors {
@@ -180,6 +220,22 @@ mod tests {
         let mut config = load::parse(TEXT, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
         fuse::expand(&mut config);
         config
+    }
+
+    #[test]
+    fn a_short_text_is_the_same_configuration_without_defaults() {
+        let mut config = config();
+        config.manager.latency_sample = 7;
+        let short = short_text(&config).unwrap();
+        let read = |text: &str| load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
+        assert_eq!(read(&short), read(&text(&config).unwrap()));
+        for wanted in ["latency_sample = 7", "rate = 5.0", "memory = 64", "run = \"fused\"", "[service.pool]", "max = 8"] {
+            assert!(short.contains(wanted), "{wanted} is not in\n{short}");
+        }
+        for default in ["runtime_dir", "ring =", "[sched]", "on_failure", "overload"] {
+            assert!(!short.contains(default), "{default} is in\n{short}");
+        }
+        assert_eq!(short_text(&Config::default()).unwrap(), "");
     }
 
     fn set(words: &str) -> Result<Config, String> {

@@ -5,7 +5,8 @@
 //! ([`super::validate`]). A pass runs only if those before it found no error. serde fills the model
 //! after the shape is right, so its own errors, without lines or nearest words, never appear.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
@@ -107,11 +108,12 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
         };
         cannot(format!("cannot read the configuration: {error}"), help)
     };
-    let size = fs::metadata(path).map_err(failed)?.len();
-    if size > MAX_BYTES {
-        return Err(cannot(format!("a configuration of {size} bytes is too large"), "keep it under 64 MiB"));
+    let mut bytes = Vec::new();
+    // What has no size beforehand, such as a pipe, may have no end.
+    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    if read as u64 > MAX_BYTES {
+        return Err(cannot("it is too large for a configuration".into(), "keep it under 64 MiB"));
     }
-    let bytes = fs::read(path).map_err(failed)?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         let line = error.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count() + 1;

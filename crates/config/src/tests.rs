@@ -846,6 +846,7 @@ fn files_that_cannot_be_read() {
     std::fs::write(&file, b"[manager]\n# \xff\n").unwrap();
     assert_eq!(said(&file), "DIR/a.toml: line 2 is not UTF-8 text\n  = save the file as UTF-8");
     assert!(said(folder.path()).starts_with("DIR: cannot read the configuration: "));
+    assert_eq!(said(Path::new("/dev/zero")), "/dev/zero: it is too large for a configuration\n  = keep it under 64 MiB");
 }
 
 #[test]

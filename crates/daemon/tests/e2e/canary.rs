@@ -141,6 +141,7 @@ fn a_canary_is_ended_by_request_without_a_loss() {
     let stats = daemon.wait("it has left", |s| s.nfs.len() == 2);
     assert!(stats.nfs.iter().all(|nf| nf.name != name));
     assert!(daemon.client().abort_canary("s").unwrap_err().to_string().contains("no canary"));
+    assert!(daemon.client().abort_canary("t").unwrap_err().to_string().contains("there is no service `t`"));
     settle(daemon, false);
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-use sluice_api::change::{Action, CanaryRequest, Change, ChangedKey, FormerConfig, SetKeys, Undo};
+use sluice_api::change::{Action, CanaryRequest, Change, ChangedKey, FormerConfig, RunningConfig, SetKeys, Undo};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::config;
 use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
@@ -331,6 +331,10 @@ impl Backend for Mock {
         let (name, detail) = (set.name.clone().unwrap_or_default(), "in words".into());
         let change = Change { action: Action::Change, kind: set.kind.clone(), name, detail, keys };
         Ok(Applied { dry_run: set.dry_run, changes: vec![change], warnings: Vec::new() })
+    }
+
+    fn running_config(&self) -> Result<RunningConfig, ApiError> {
+        Ok(RunningConfig { config: "[[port]]\nname = \"in\"\n".into() })
     }
 
     fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {

@@ -95,6 +95,21 @@ fn what_cannot_be_set_is_refused_before_anything_changes() {
 }
 
 #[test]
+fn the_configuration_in_force_has_what_was_set_and_added_and_is_the_same_when_applied() {
+    let mut daemon = Daemon::start("", &steady(5_000));
+    let mut client = daemon.client();
+    client.set(&keys("service", "s", json!({ "priority": 2 }))).unwrap();
+    client.add_nf("s", None).unwrap();
+    let config = client.running_config().unwrap();
+    assert!(config.contains("priority = 2.0") && config.contains("instances = 2") && !config.contains("ecn = "), "{config}");
+    let output = daemon.sluice(&["config"]).output().unwrap();
+    assert_eq!((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()), (true, config.clone()));
+    assert_eq!(client.apply(&Apply { config, file: None, dry_run: true }).unwrap().changes, vec![]);
+    daemon.wait("both run", |s| s.nfs.iter().all(|nf| nf.state == NfState::Running));
+    settle(daemon);
+}
+
+#[test]
 fn the_level_of_the_log_changes_and_goes_back() {
     let mut daemon = Daemon::start("", &steady(1_000));
     let mut client = daemon.client();

@@ -137,6 +137,7 @@ fn a_shadow_is_ended_by_request_and_with_the_instance_that_it_is_compared_with()
     assert!(said.contains("ended by request"), "{said}");
     daemon.wait("it has left", |s| s.nfs.len() == 2 && s.nfs.iter().all(|nf| nf.name != name));
     assert!(daemon.client().abort_canary("s").unwrap_err().to_string().contains("no shadow"));
+    assert!(daemon.client().shadow_report("t").unwrap_err().to_string().contains("there is no service `t`"));
     let name = begun(&mut daemon, &request(&exec, 3_600));
     let of = daemon.client().shadow_report("s").unwrap().of;
     signal(find_nf(&daemon.stats(), &of), Signal::KILL);

@@ -115,6 +115,9 @@ pub trait Backend: Send + Sync {
     /// Changes keys of the configuration in force, as [`Backend::apply`] does.
     fn set(&self, set: &change::SetKeys) -> Result<model::Applied, ApiError>;
 
+    /// The configuration in force.
+    fn running_config(&self) -> Result<change::RunningConfig, ApiError>;
+
     /// The configurations before the one in force, the latest first.
     fn history(&self) -> Result<Vec<change::FormerConfig>, ApiError>;
 

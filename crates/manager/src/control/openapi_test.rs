@@ -112,6 +112,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("RecordRequest", through::<model::RecordRequest>),
     ("Rule", through::<model::Rule>),
     ("RuleConfig", through::<config::Rule>),
+    ("RunningConfig", through::<change::RunningConfig>),
     ("Schedule", through::<model::Schedule>),
     ("Service", through::<model::Service>),
     ("ServiceConfig", through::<config::Service>),

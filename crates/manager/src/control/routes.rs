@@ -20,7 +20,7 @@ use super::openapi::{Operation, document};
 use super::stream::streamed;
 use crate::telemetry::metrics;
 use sluice_api::ErrorKind::{Conflict, NotFound};
-use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
+use sluice_api::change::{CanaryRequest, FormerConfig, RunningConfig, SetKeys, Undo};
 use sluice_api::exposition::TextFormat;
 use sluice_api::model::{
     self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest,
@@ -415,7 +415,7 @@ fn of_timelines() -> Vec<Route> {
     ]
 }
 
-/// Routes that change more than one object.
+/// Routes of the whole configuration, and of the daemon.
 fn of_the_whole() -> Vec<Route> {
     vec![
         route(
@@ -437,6 +437,11 @@ fn of_the_whole() -> Vec<Route> {
                 let keys: SetKeys = cx.body(request).await?;
                 cx.call(move |b| b.set(&keys)).await
             },
+        ),
+        // Not by GET, which readers may: it may have secrets.
+        question!(
+            post("/v1/config", "runningConfig", "The configuration in force, as TOML"),
+            running_config -> RunningConfig
         ),
         route(
             post("/v1/undo", "undo", "Go back to a former configuration, as an apply of it would")

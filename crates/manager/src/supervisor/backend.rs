@@ -16,7 +16,7 @@ use super::why::Imagined;
 use super::{Job, Supervisor, SupervisorError, promises};
 use crate::control::{Backend, Pieces};
 use crate::controller::events::Subject;
-use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
+use sluice_api::change::{CanaryRequest, FormerConfig, RunningConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
@@ -523,6 +523,10 @@ impl Backend for Remote {
 
     fn set(&self, set: &SetKeys) -> Result<api::Applied, ApiError> {
         self.set_keys(set)
+    }
+
+    fn running_config(&self) -> Result<RunningConfig, ApiError> {
+        self.running_text()
     }
 
     fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {

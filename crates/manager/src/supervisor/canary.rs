@@ -82,6 +82,9 @@ impl Supervisor {
 
     /// Why no version of a service is on trial.
     fn nothing_to_abort(&self, name: &str) -> SupervisorError {
+        if self.service_number(name).is_none() {
+            return self.no_such("service", name);
+        }
         let is_upgrading = self.changes.upgrades.iter().any(|upgrade| upgrade.to.config.name == name);
         let has_passed = self.seen.shadows.get(name).is_some_and(|shadow| shadow.failed.is_none());
         match (is_upgrading, has_passed) {
@@ -95,7 +98,9 @@ impl Supervisor {
             (false, true) => SupervisorError::NoSuch(format!(
                 "service {name} has no canary and no shadow: its last shadow has passed; upgrade it to its former program to go back"
             )),
-            (false, false) => SupervisorError::NoSuch(format!("service {name} has no canary and no shadow")),
+            (false, false) => SupervisorError::NoSuch(format!(
+                "service {name} has no canary and no shadow; `sluice events --kind upgrade` says how the last one ended"
+            )),
         }
     }
 

@@ -12,7 +12,7 @@ use super::backend::{Remote, outcome};
 use super::history::ConfigSource;
 use super::{Supervisor, SupervisorError};
 use sluice_api::ApiError;
-use sluice_api::change::{Change, SetKeys, Undo};
+use sluice_api::change::{Change, RunningConfig, SetKeys, Undo};
 use sluice_api::config::Config;
 use sluice_api::model::Applied;
 use sluice_config::host::{self, Host};
@@ -49,6 +49,12 @@ impl Remote {
         load::anchor(&mut config, folder.as_deref().unwrap_or(Path::new("/")));
         resolve(&mut config);
         self.revise(dry_run, move |_| Ok(Revision { config, source: ConfigSource::Apply(name), warnings }))
+    }
+
+    /// The configuration in force, as text.
+    pub(super) fn running_text(&self) -> Result<RunningConfig, ApiError> {
+        let config = edit::short_text(&self.call(|s| s.base())?)?;
+        Ok(RunningConfig { config })
     }
 
     /// Sets keys of the configuration in force, or plans it.

@@ -357,6 +357,9 @@ impl Supervisor {
             _ => None,
         });
         let known = live.or_else(|| self.seen.shadows.get(name).cloned());
-        known.ok_or_else(|| SupervisorError::NoSuch(format!("service {name} has had no shadow; see `sluice nf upgrade --help`")))
+        known.ok_or_else(|| match self.service_number(name) {
+            Some(_) => SupervisorError::NoSuch(format!("service {name} has had no shadow; see `sluice nf upgrade --help`")),
+            None => self.no_such("service", name),
+        })
     }
 }

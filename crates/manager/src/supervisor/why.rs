@@ -41,8 +41,11 @@ impl Imagined {
         let invalid = |what: String| Err(SupervisorError::Invalid(what));
         let digits = request.packet.as_bytes();
         if digits.is_empty() || digits.len() > api::MAX_DIGITS as usize {
-            let what =
-                format!("a packet of {} digits; give it from its Ethernet header on, two digits for each byte", digits.len());
+            let what = format!(
+                "a packet of {} digits; give its first bytes, from the Ethernet header on: two digits for each, {} at most",
+                digits.len(),
+                api::MAX_DIGITS
+            );
             return invalid(what);
         }
         let digit = |digit: u8| (digit as char).to_digit(16).map(|value| value as u8);
