@@ -281,7 +281,7 @@ oci: ## an OCI image of daemon, client and NFs, in target/oci, of what `make bui
 .PHONY: oci-cluster
 oci-cluster: oci ## the OCI images for Kubernetes, in target/oci: `make oci`, and sluice-lab, sluice-operator and sluice-node
 	cargo build $(if $(filter release,$(PROFILE)),--release) $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster \
-	    -p sluice-operator -p sluice-node
+	    -p sluice-operator -p sluice-node $(if $(filter yes,$(OPTIMISER)),--features sluice-operator/optimiser)
 	install -m 755 -t $(OCI)/root/usr/bin $(TARGET)/cluster/$(PROFILE)/sluice-{operator,node}
 	for image in sluice-lab sluice-operator sluice-node; do \
 	    $(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/$$image-$(VERSION).oci.tar $$image; \

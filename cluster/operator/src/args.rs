@@ -19,6 +19,10 @@ pub struct RunArgs {
     /// Most requests to the API server at a time.
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub requests: u32,
+    /// Part of the nodes in use that can be saved at least, and no less than one node, before SLOs
+    /// move for it; 0: none moves.
+    #[arg(long, default_value_t = 0.1, value_parser = gap)]
+    pub optimise_gap: f64,
 }
 
 impl RunArgs {
@@ -44,6 +48,11 @@ fn lease_seconds(text: &str) -> Result<u32, String> {
     })
 }
 
+fn gap(text: &str) -> Result<f64, String> {
+    let gap = text.parse().ok().filter(|gap| (0.0..1.0).contains(gap));
+    gap.ok_or_else(|| "write a part of the nodes in use, such as 0.1; 0 if no SLO is to move".into())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -65,6 +74,16 @@ mod tests {
         for seconds in ["0", "2", "3601", "-3", "x"] {
             let error = Cli::try_parse_from(["run".to_owned(), format!("--lease-seconds={seconds}")]).unwrap_err().to_string();
             assert!(error.contains("write 3 to 3600 seconds"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_gap_is_a_part() {
+        let gap =
+            |text: &str| Cli::try_parse_from(["run".to_owned(), format!("--optimise-gap={text}")]).map(|cli| cli.run.optimise_gap);
+        assert_eq!((gap("0").unwrap(), gap("0.25").unwrap(), Cli::parse_from(["run"]).run.optimise_gap), (0.0, 0.25, 0.1));
+        for text in ["1", "-0.1", "NaN", "10%"] {
+            assert!(gap(text).unwrap_err().to_string().contains("write a part of the nodes in use"), "{text}");
         }
     }
 }

@@ -10,6 +10,7 @@ mod feed;
 mod jobs;
 mod lease;
 mod news;
+mod optimise;
 mod order;
 mod pod;
 mod run;

@@ -146,6 +146,11 @@ pub fn silent() -> News {
     News::bad("AgentSilent", "Serve", note)
 }
 
+/// A node that fewer others can do without.
+pub fn freed() -> News {
+    News::good("Freed", "Place", "its SLOs move to nodes in use that have room for them, so that it is free")
+}
+
 /// What nodes say that refuse their plans, by node: what is there now, and what of it is new.
 pub fn refusals<'a>(
     before: &BTreeMap<String, String>,

@@ -24,7 +24,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_cluster_plan::pods;
 use sluice_cluster_plan::status::statuses;
-use sluice_cluster_plan::{Key, Memo, Round, World, place};
+use sluice_cluster_plan::{Better, Key, Memo, Round, World, place};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
 use sluice_slo::placement::PlacedServer;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +38,7 @@ use crate::feed::{self, Change, Lists, put_plan};
 use crate::jobs::{Job, Jobs, Outcome, Work};
 use crate::lease::{Candidate, Held};
 use crate::news::{self, Herald, News};
+use crate::optimise::Optimiser;
 use crate::order::is_early;
 use crate::write;
 
@@ -127,7 +128,7 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     tokio::select! {
         _ = ends.recv() => {}
         _ = stops.recv() => {}
-        () = operator.go(changes) => {}
+        () = operator.go(changes, Optimiser::new(args.optimise_gap)) => {}
     }
     end.notify_one();
     election.await?;
@@ -169,13 +170,13 @@ async fn elect(mut candidate: Candidate, say: watch::Sender<Option<Held>>, highe
 }
 
 impl Operator {
-    async fn go(mut self, mut changes: UnboundedReceiver<Change>) {
+    async fn go(mut self, mut changes: UnboundedReceiver<Change>, mut optimiser: Optimiser) {
         self.highest.store(-1, Ordering::Relaxed);
         let mut again = false;
         loop {
             let mut due = Due::round_if(std::mem::take(&mut again));
             if due == Due::Nothing {
-                due = self.wait(&mut changes).await;
+                due = self.wait(&mut changes, &mut optimiser).await;
             }
             while let Ok(change) = changes.try_recv() {
                 due = due.max(self.take(change));
@@ -208,8 +209,12 @@ impl Operator {
             if due == Due::Round {
                 self.jobs.looked = Instant::now();
                 let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
+                let is_quiet = round.is_quiet();
                 again = round.again;
                 again |= self.write(round, held.term).await;
+                if is_quiet {
+                    optimiser.start(&self.world, &mut self.memo, self.began.elapsed());
+                }
             }
             self.follow();
         }
@@ -248,8 +253,8 @@ impl Operator {
         self.held.borrow().filter(|held| Instant::now() < held.until)
     }
 
-    /// Waits for a change that matters, for a deadline, or for the lease.
-    async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>) -> Due {
+    /// Waits for a change that matters, for a deadline, for the lease, or for what a search finds.
+    async fn wait(&mut self, changes: &mut UnboundedReceiver<Change>, optimiser: &mut Optimiser) -> Due {
         let (since, now) = (self.began.elapsed(), Instant::now());
         // Otherwise a deadline that has passed would be waited for again and again.
         let may_round = self.term.is_some() && self.unsure.is_empty();
@@ -259,16 +264,29 @@ impl Operator {
         // A pause may have ended while the round's plans were written, so that they were left out.
         let paused = self.jobs.pauses.next(if may_round { self.jobs.looked } else { now });
         let others = [silent, paused].into_iter().flatten().map(|end| end.saturating_duration_since(now));
-        let longest = others.chain(planned).min().unwrap_or(Duration::from_secs(3600));
+        let search = optimiser.deadline(&self.memo, since).map(|end| end.saturating_sub(since));
+        let longest = others.chain(planned).chain(search).min().unwrap_or(Duration::from_secs(3600));
         tokio::select! {
             change = changes.recv() => {
                 tokio::time::sleep(GATHER).await;
                 change.map_or(Due::Nothing, |change| self.take(change))
             }
             Some((job, done)) = self.jobs.next() => self.finish(job, done),
+            found = optimiser.next() => Due::round_if(found.is_some_and(|better| self.rearrange(better))),
             _ = self.held.changed() => Due::Nothing,
             () = tokio::time::sleep(longest) => Due::Round,
         }
+    }
+
+    /// Has SLOs move, and says so. Returns whether a round is to follow.
+    fn rearrange(&mut self, better: Better) -> bool {
+        if self.term.is_none() {
+            return false;
+        }
+        info!("{better}");
+        better.free.iter().for_each(|node| self.herald.say(&news::node(node), [news::freed()]));
+        self.memo.take(better, self.began.elapsed());
+        true
     }
 
     /// Begins to lead, if that is not tried in vain just now. Returns whether it does.

@@ -58,6 +58,8 @@ fn main() {
         done("what was on a lost node is placed again, and a cordoned one is emptied");
         leaders(&client, &plane, first, &agents).await;
         done("of two operators one acts, and the other goes on after it");
+        fewer(&client, &plane).await;
+        done("when SLOs have gone, the others move to fewer nodes");
         match std::env::var_os("SLUICE_DAEMON_BIN") {
             None => println!("skipped: a real node; SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
             Some(folder) => {
@@ -393,6 +395,53 @@ async fn leaders(client: &Client, plane: &Plane, first: Process, agents: &Agents
     for (node, seen) in agents.seen.lock().unwrap().iter() {
         assert!(seen.is_sorted(), "{node}: terms and revisions never go back: {seen:?}");
     }
+}
+
+async fn fewer(client: &Client, plane: &Plane) {
+    let (slos, plans): (Api<Slo>, Api<NodePlan>) = (Api::namespaced(client.clone(), "acme"), Api::all(client.clone()));
+    let used = || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        let is_settled = |plan: &NodePlan| plan.status.as_ref().is_some_and(|status| status.applied_revision == plan.spec.revision);
+        let count = all.iter().filter(|plan| !plan.spec.server.instances.is_empty()).count();
+        all.iter().all(is_settled).then_some(count)
+    };
+    let until = |count: usize| wait("some nodes are in use", move || async move { (used().await? == count).then_some(()) });
+    let operator = plane.operator("filler", OPERATOR);
+    for slo in slos.list(&ListParams::default()).await.unwrap() {
+        slos.delete(&slo.metadata.name.unwrap(), &DeleteParams::default()).await.unwrap();
+    }
+    until(0).await;
+    // Each fills a node, and then shrinks.
+    let names = ["wide-a", "wide-b", "wide-c"];
+    for name in names {
+        promise(client, "acme", name, 15e6).await;
+        state(client, "acme", name, "kept").await;
+    }
+    for name in names {
+        promise(client, "acme", name, 2e6).await;
+    }
+    wait("they have shrunk", || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        let most = all.iter().flat_map(|plan| &plan.spec.server.instances).map(|one| one.load_pps).sum::<f64>();
+        (most < 7e6 && used().await? == 3).then_some(())
+    })
+    .await;
+    drop(operator);
+    let operator = plane.operator_with("fewer", OPERATOR, &plane.kubeconfig, "0.1");
+    let words = || operator.last_words();
+    wait("one node is enough", || async { (used().await? == 1).then_some(()) }).await;
+    for name in names {
+        state(client, "acme", name, "kept").await;
+        slos.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    assert!(words().contains("so that 2 nodes are free"), "{}", words());
+    until(0).await;
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    wait("the nodes say so", || async {
+        let all = events.list(&ListParams::default()).await.ok()?.items;
+        (all.iter().filter(|event| event.reason.as_deref() == Some("Freed")).count() == 2).then_some(())
+    })
+    .await;
 }
 
 /// Ports of a server that needs no hardware.

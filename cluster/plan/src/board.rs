@@ -57,6 +57,8 @@ pub struct Board<'a> {
     pub barred: BTreeMap<String, BTreeSet<String>>,
     /// Where each SLO keeps terms that promise less.
     pub stale: BTreeMap<String, BTreeSet<String>>,
+    /// The instances of each SLO that others replace, by their numbers.
+    pub leaving: BTreeMap<String, BTreeSet<u32>>,
 }
 
 impl<'a> Board<'a> {

@@ -7,6 +7,7 @@ use sluice_planner::admission::{Reason, Refusal, admit};
 use sluice_planner::demand::Demand;
 use sluice_slo::assignment::Promised;
 use sluice_slo::placement::{Instance, Placement};
+use sluice_slo::profile::Profile;
 use sluice_slo::slo::{Promise, Slo as Terms};
 
 use crate::board::{Board, Room};
@@ -14,7 +15,7 @@ use crate::health::{Health, see_agents};
 use crate::wish::{Why, Wish};
 
 /// Packets per second are equal if they differ by less than this part.
-const EPSILON: f64 = 1e-9;
+pub const EPSILON: f64 = 1e-9;
 
 /// An instance.
 #[derive(Debug, Clone)]
@@ -35,7 +36,8 @@ pub fn parts(board: &Board<'_>, slo: &str) -> Vec<Part> {
         carries_pps: one.capacity_pps,
         is_led: one.load_pps > 0.0,
         is_good: matches!(board.health.get(node), Some(Health::Open | Health::Closed))
-            && !board.stale.get(slo).is_some_and(|nodes| nodes.contains(node)),
+            && !board.stale.get(slo).is_some_and(|nodes| nodes.contains(node))
+            && !board.leaving.get(slo).is_some_and(|numbers| numbers.contains(&one.number)),
     };
     board.instances(slo).map(part).collect()
 }
@@ -116,7 +118,7 @@ fn is_steady(board: &Board<'_>, wish: &Wish<'_>, target: f64) -> bool {
         }
         all.push(one);
     }
-    if board.barred.contains_key(slo) {
+    if board.barred.contains_key(slo) || board.leaving.contains_key(slo) {
         return false;
     }
     all.sort_by_key(|one| one.number);
@@ -193,26 +195,36 @@ fn no_server(wish: &Wish<'_>, cpu: &str) -> Why {
     Why::new("NoServer", message)
 }
 
+/// What is missing of an SLO, with a name that no SLO has, so that it counts as another one.
+pub fn rest(terms: &Terms, missing_pps: f64) -> Terms {
+    let promise = Promise::Reserved { throughput_pps: missing_pps, latency_us: terms.promise.latency_us() };
+    Terms { name: format!("{}+", terms.name), promise, ..terms.clone() }
+}
+
+/// Finds room for the [`rest`] of an SLO. Its instances are numbered from `next` on. Returns their
+/// servers, by their index.
+///
+/// # Errors
+/// There is none.
+pub fn admit_rest(open: &mut Placement, slo: &str, rest: &Terms, profile: &Profile, next: u32) -> Result<Vec<usize>, Refusal> {
+    let added = admit(open, rest, profile)?;
+    for (n, (at, new)) in added.iter().enumerate() {
+        let mut instances = open.servers[*at].instances.iter_mut();
+        if let Some(one) = instances.find(|one| one.slo == rest.name && one.number == new.number) {
+            (one.slo, one.number) = (slo.into(), next + n as u32);
+        }
+    }
+    Ok(added.into_iter().map(|(at, _)| at).collect())
+}
+
 /// Finds room for what is missing of a reserved SLO.
 fn reserve(board: &mut Board<'_>, wish: &Wish<'_>, missing: f64, room: &Room) -> Result<(), Why> {
     let is_new = board.instances(wish.name()).next().is_none();
     let next = board.instances(wish.name()).map(|(_, one)| one.number + 1).max().unwrap_or(0);
-    // A name that no SLO has, so that it counts as another one.
-    let name = format!("{}+", wish.name());
-    let promise = Promise::Reserved { throughput_pps: missing, latency_us: wish.terms.promise.latency_us() };
-    let asked = Terms { name: name.clone(), promise, ..wish.terms.clone() };
+    let asked = rest(&wish.terms, missing);
     let mut refused: Option<Refusal> = None;
     for profile in wish.profiles.iter().copied() {
-        let add = |open: &mut Placement| -> Result<Vec<usize>, Refusal> {
-            let added = admit(open, &asked, profile)?;
-            for (n, (at, new)) in added.iter().enumerate() {
-                let mut instances = open.servers[*at].instances.iter_mut();
-                if let Some(one) = instances.find(|one| one.slo == name && one.number == new.number) {
-                    (one.slo, one.number) = (wish.name().into(), next + n as u32);
-                }
-            }
-            Ok(added.into_iter().map(|(at, _)| at).collect())
-        };
+        let add = |open: &mut Placement| admit_rest(open, wish.name(), &asked, profile, next);
         match board.add_to(wish.name(), room, add, || wish.promised(Some(profile))) {
             Ok(()) => return Ok(()),
             Err(refusal) => {

@@ -29,21 +29,27 @@
 //!
 //! Pods are bound by plans that are written, and to what they say ([`pods::bind`]).
 //!
+//! When fewer nodes would do, a [`search`] beside the rounds finds SLOs that are to move, and the
+//! same rule moves them (`moves`).
+//!
 //! # Limits
 //! Between nodes, packets are led by whatever leads them there. What a node adds by itself for an
 //! SLO on demand is in no plan, and counts for nothing here.
 //!
-//! Everything here is a function of its arguments; time is one of them.
+//! Everything here is a function of its arguments; time is one of them. Only the optimiser's
+//! solver, which a search may ask, has a limit by the clock.
 
 mod applied;
 mod board;
 mod health;
 mod ingress;
 mod keep;
+mod moves;
 pub mod pods;
 mod refusals;
 mod rollout;
 mod round;
+pub mod search;
 mod share;
 pub mod status;
 mod wish;
@@ -52,5 +58,6 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub use moves::Better;
 pub use round::{Memo, Round, place};
 pub use world::{Key, Node, Pod, World};

@@ -12,6 +12,7 @@ use crate::board::{Board, Room};
 use crate::health::{self, Clocks, Health};
 use crate::ingress;
 use crate::keep::keep;
+use crate::moves::{Better, Moves};
 use crate::refusals::Refusals;
 use crate::rollout::{Definitions, Rollout, definitions};
 use crate::share::{self, Load, share};
@@ -31,7 +32,8 @@ pub struct Memo {
     pub why: BTreeMap<Key, Why>,
     /// SLOs without room.
     refused: BTreeMap<String, NoRoom>,
-    refusals: Refusals,
+    pub(crate) refusals: Refusals,
+    pub(crate) moves: Moves,
     rollout: Rollout,
     clocks: Clocks,
     /// The load of SLOs on demand, and when it was looked at.
@@ -63,6 +65,16 @@ impl Memo {
         self.refusals.applied.is_changed(plan, slo)
     }
 
+    /// Has SLOs move, from the next round on. Those that were to move before are not waited for.
+    pub fn take(&mut self, better: Better, now: Duration) {
+        self.moves.take(better, now);
+    }
+
+    /// When a [search](crate::search) may follow the one before.
+    pub fn next_search(&self) -> Option<Duration> {
+        self.moves.next_search()
+    }
+
     /// When something changes by time alone: a node will have been waited for too long, an SLO that
     /// was refused is tried again, or the load of SLOs on demand is looked at. What has come since
     /// the last round is due `SOON`, so that a caller that cannot act does not spin.
@@ -83,6 +95,13 @@ pub struct Round {
     pub gone: Vec<String>,
     /// Whether there is more to do at once.
     pub again: bool,
+}
+
+impl Round {
+    /// Whether everything is as it should be.
+    pub fn is_quiet(&self) -> bool {
+        self.plans.is_empty() && self.gone.is_empty() && !self.again
+    }
 }
 
 /// Decides which plans are to be written. `term` is written into them; `now` never goes back.
@@ -112,6 +131,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     memo.freed += u64::from(std::mem::take(&mut board.is_freed));
     memo.refused.retain(|slo, _| names.contains(slo));
     memo.loads.retain(|slo, _| asked.get(slo.as_str()).is_some_and(|wish| wish.terms.promise.throughput_pps().is_none()));
+    memo.moves.step(world, &mut board, &asked, now);
     let again = keep_all(world, &mut board, memo, &asked, &mut whys, now);
     let definitions = definitions(world, &board, &asked, &mut memo.rollout);
     memo.freed += u64::from(board.is_freed);
@@ -129,7 +149,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
 }
 
 /// All servers as they are: the nodes of a class, and those that have a plan.
-fn board<'a>(world: &'a World, memo: &mut Memo, now: Duration) -> Board<'a> {
+pub fn board<'a>(world: &'a World, memo: &mut Memo, now: Duration) -> Board<'a> {
     let names: BTreeSet<&String> = world.nodes.keys().chain(world.plans.keys()).collect();
     let mut board = Board::default();
     for name in names {

@@ -2,6 +2,7 @@
 
 mod admission;
 mod change;
+mod moves;
 mod on_demand;
 mod random;
 mod refusals;

@@ -149,8 +149,13 @@ impl Plane {
     /// An operator that reaches the API server as a file says. One that is started again goes on
     /// with the log of the one before.
     pub fn operator_by(&self, name: &str, program: &str, kubeconfig: &Path) -> Process {
+        self.operator_with(name, program, kubeconfig, "0")
+    }
+
+    /// An operator that moves SLOs where this part of the nodes in use can be saved.
+    pub fn operator_with(&self, name: &str, program: &str, kubeconfig: &Path, gap: &str) -> Process {
         let mut command = Command::new(program);
-        command.args(["run", "--namespace", "default", "--lease-seconds", "3"]);
+        command.args(["run", "--namespace", "default", "--lease-seconds", "3", "--optimise-gap", gap]);
         command.env("KUBECONFIG", kubeconfig).env("HOSTNAME", name).env("SLUICE_LOG", "info,kube=warn");
         Process::start(&mut command, self.folder.path().join(format!("{name}.log")))
     }

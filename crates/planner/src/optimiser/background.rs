@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::assign::assign;
 use super::partition::{PART, solve_in_parts};
-use super::{OptimiserError, Solution, by_memory};
+use super::{IS_BUILT, OptimiserError, Solution, by_memory};
 use crate::demand::Demand;
+use crate::packing::{Packed, pack};
 use sluice_slo::placement::{Placement, ServerShape};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -95,4 +96,17 @@ pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: 
     let stays = is_rounded && solution.servers() > before && demands.iter().all(carries);
     let placement = if stays { current.clone() } else { assign(&solution, demands, shape, current)? };
     Ok(Improvement { solution, placement, before })
+}
+
+/// A placement of the same demands from nothing, on the same servers: that of [`run`] where the
+/// solver is built, and otherwise the greedy packing, which may take more servers than now.
+///
+/// # Errors
+/// [`OptimiserError`], but not [`OptimiserError::NotBuilt`].
+pub fn anew(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: Duration) -> Result<Placement, OptimiserError> {
+    if IS_BUILT {
+        return run(demands, shape, current, limit).map(|found| found.placement);
+    }
+    let Packed { patterns, recipes } = pack(demands, shape).map_err(OptimiserError::Impossible)?;
+    assign(&Solution { patterns, recipes, bound: 0, timed_out: false }, demands, shape, current)
 }
