@@ -80,10 +80,13 @@ impl Agents {
         }
     }
 
-    /// Notes that a lease is gone. Returns its node if that was served.
+    /// Notes that a lease is gone, unless it is there again by now. Returns its node if that was
+    /// served.
     pub fn lose(&self, lease: &Lease) -> Option<String> {
         let node = node(lease)?;
-        self.all().remove(&node).filter(|agent| agent.is_served).map(|_| node)
+        let mut all = self.all();
+        all.get(&node).filter(|agent| agent.said == lease.spec.clone().unwrap_or_default())?;
+        all.remove(&node).filter(|agent| agent.is_served).map(|_| node)
     }
 
     pub fn is_served(&self, node: &str) -> bool {
@@ -153,6 +156,7 @@ mod tests {
         agents.see(&lease("gone", 25 - 41), at(250));
         agents.trust(at(300));
         assert!(agents.is_served("a") && !agents.is_served("gone") && agents.silence(at(339)).is_empty());
+        assert!(agents.lose(&lease("a", 15)).is_none() && agents.is_served("a"), "it was made again, and renewed");
         assert_eq!(agents.lose(&lease("a", 25)), Some("a".into()));
         assert!(!agents.is_served("a") && agents.lose(&lease("a", 25)).is_none());
         assert!(agents.see(&Lease { metadata: ObjectMeta::default(), spec: None }, at(300)).is_none(), "no agent's");

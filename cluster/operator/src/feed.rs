@@ -181,6 +181,19 @@ impl Lists {
         }
     }
 
+    /// Puts the answer to a request into the world, unless its object was deleted meanwhile. Returns
+    /// whether it matters.
+    pub fn take_answer(&mut self, world: &mut World, answer: Change) -> bool {
+        let is_there = match &answer {
+            Change::Pod(Event::Apply(pod)) => world.pods.get(&key(pod)).is_some_and(|known| pod.uid().as_ref() == Some(&known.uid)),
+            Change::Slo(Event::Apply(slo)) => is_known(&world.slos, slo),
+            Change::Chain(Event::Apply(chain)) => is_known(&world.chains, chain),
+            Change::Function(Event::Apply(function)) => is_known(&world.functions, function),
+            _ => true,
+        };
+        is_there && self.take(world, answer)
+    }
+
     fn take_lease(&mut self, world: &mut World, event: Event<Lease>) -> bool {
         match event {
             Event::Apply(lease) | Event::InitApply(lease) => {
@@ -225,7 +238,6 @@ impl Listed {
         event: Event<K>,
         mut put: impl FnMut(&mut World, Key, Option<K>) -> bool,
     ) -> bool {
-        let key = |object: &K| Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
         match event {
             Event::Apply(object) => put(world, key(&object), Some(object)),
             Event::Delete(object) => put(world, key(&object), None),
@@ -249,6 +261,15 @@ impl Listed {
             }
         }
     }
+}
+
+fn key<K: ResourceExt>(object: &K) -> Key {
+    Key::new(&object.namespace().unwrap_or_default(), &object.name_any())
+}
+
+/// Whether an object is there, and not another one of its name.
+fn is_known<K: ResourceExt>(map: &BTreeMap<Key, K>, object: &K) -> bool {
+    map.get(&key(object)).is_some_and(|known| known.uid() == object.uid())
 }
 
 /// What can be read: one number that the definition lets pass and no program can hold must not stop

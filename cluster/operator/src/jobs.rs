@@ -63,8 +63,10 @@ pub struct Jobs {
     under_way: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>>,
     busy: BTreeSet<Job>,
     todo: BTreeMap<Job, Work>,
-    /// Whether nothing was left out because something else was under way.
-    pub is_all: bool,
+    /// Whether there may be more to do with pods once no request of pods is under way.
+    pub pods_left: bool,
+    /// The same of everything else, once nothing is under way.
+    pub rest_left: bool,
     pub pauses: Backoff<Job>,
     /// When the last round began: a pause that has ended since then is news.
     pub looked: Instant,
@@ -74,7 +76,7 @@ impl Jobs {
     pub fn new(most: usize) -> Self {
         let under_way = FuturesUnordered::new();
         let (busy, todo, pauses) = (BTreeSet::new(), BTreeMap::new(), Backoff::default());
-        Self { most, under_way, busy, todo, is_all: true, pauses, looked: Instant::now() }
+        Self { most, under_way, busy, todo, pods_left: false, rest_left: false, pauses, looked: Instant::now() }
     }
 
     pub fn is_busy(&self, job: &Job) -> bool {
@@ -86,11 +88,13 @@ impl Jobs {
         self.busy.iter()
     }
 
-    /// What is to be done from now on, and whether that is all. What is under way, or has failed just
-    /// now, comes later.
-    pub fn plan(&mut self, mut todo: BTreeMap<Job, Work>, is_all: bool) {
+    /// What is to be done from now on, and whether pods were left out. What is under way, or has
+    /// failed just now, comes later.
+    pub fn plan(&mut self, mut todo: BTreeMap<Job, Work>, pods_left: bool) {
         let now = Instant::now();
-        self.is_all = is_all && todo.keys().all(|job| !self.busy.contains(job));
+        let (pods, rest): (Vec<&Job>, Vec<&Job>) =
+            todo.keys().filter(|job| self.busy.contains(job)).partition(|job| matches!(job, Job::Pod(_)));
+        (self.pods_left, self.rest_left) = (pods_left || !pods.is_empty(), !rest.is_empty());
         todo.retain(|job, _| !self.busy.contains(job) && self.pauses.may(job, now));
         self.todo = todo;
     }
@@ -123,8 +127,12 @@ impl Jobs {
         }
     }
 
-    pub fn is_idle(&self) -> bool {
-        self.under_way.is_empty()
+    /// Whether what was left out can be decided now that this has ended.
+    pub fn may_decide(&self, ended: &Job) -> bool {
+        // Pods are first.
+        let is_pod = |job: Option<&Job>| matches!(job, Some(Job::Pod(_)));
+        let are_pods_done = is_pod(Some(ended)) && !is_pod(self.busy.first()) && !is_pod(self.todo.keys().next());
+        (self.pods_left && are_pods_done) || (self.rest_left && self.under_way.is_empty())
     }
 }
 
@@ -144,21 +152,40 @@ mod tests {
     #[tokio::test]
     async fn an_object_that_fails_waits_and_holds_no_other() {
         let mut jobs = Jobs::new(1);
-        jobs.plan([(slo("bad"), failing())].into(), true);
+        jobs.plan([(slo("bad"), failing())].into(), false);
         jobs.start();
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
         let both = || BTreeMap::from([(slo("bad"), failing()), (slo("good"), Box::pin(async { Ok(None) }) as Work)]);
-        jobs.plan(both(), true);
+        jobs.plan(both(), false);
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("good")], "it alone is begun");
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
-        assert!(jobs.is_idle());
+        assert!(!jobs.may_decide(&slo("good")), "nothing was left out");
         // Once it is another object, it does not wait.
         jobs.pauses.end(&slo("bad"));
-        jobs.plan(both(), true);
+        jobs.plan(both(), false);
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("bad")]);
+    }
+    #[tokio::test]
+    async fn what_is_left_out_is_decided_when_what_it_waits_for_has_ended() {
+        let mut jobs = Jobs::new(8);
+        let pod = |name: &str| Job::Pod(Key::new("t", name));
+        let all = || BTreeMap::from([(pod("p"), failing()), (slo("s"), failing())]);
+        jobs.plan(all(), false);
+        jobs.start();
+        // Both are other ones by now.
+        jobs.plan(all(), false);
+        assert!(jobs.pods_left && jobs.rest_left && !jobs.may_decide(&pod("p")));
+        jobs.end(&pod("p"), None);
+        assert!(jobs.may_decide(&pod("p")), "a status that is under way holds no pods up");
+        jobs.plan(BTreeMap::from([(slo("s"), failing())]), false);
+        assert!(!jobs.may_decide(&pod("p")), "its own answer is waited for");
+        while let Some((job, _)) = jobs.next().await {
+            jobs.end(&job, None);
+        }
+        assert!(jobs.may_decide(&slo("s")));
     }
 }

@@ -197,8 +197,15 @@ impl Operator {
                 due = Due::round_if(self.try_begin(held.term).await);
             }
             due = due.max(Due::round_if(self.listen().await));
+            if !self.unsure.is_empty() {
+                due = Due::Round;
+            }
+            if due == Due::Nothing || self.term != Some(held.term) {
+                continue;
+            }
             // Meanwhile, another one may have come to lead.
-            if due == Due::Nothing || self.term != Some(held.term) || self.leads().is_none_or(|now| now.term != held.term) {
+            if self.leads().is_none_or(|now| now.term != held.term) {
+                again = true;
                 continue;
             }
             if !self.read_unsure(held.term).await {
@@ -228,12 +235,17 @@ impl Operator {
         if is_new {
             self.jobs.pauses.end(&job);
         }
+        // Somebody else has written the status, or an old request that came late.
+        let is_other = !is_new && before != self.status_of(&job);
         match job {
             // No plan depends on pods.
             Job::Pod(_) if is_new => Due::Follow,
             _ if is_new => Due::Round,
-            // Somebody else has written the status, or an old request that came late.
-            _ if !self.jobs.is_busy(&job) && before != self.status_of(&job) => Due::Follow,
+            _ if is_other && self.jobs.is_busy(&job) => {
+                self.jobs.rest_left = true;
+                Due::Nothing
+            }
+            _ if is_other => Due::Follow,
             _ => Due::Nothing,
         }
     }
@@ -399,14 +411,15 @@ impl Operator {
         let (later, first): (Vec<_>, Vec<_>) = round.plans.into_iter().partition(|spec| is_early(&self.world, spec));
         let gone = round.gone.into_iter().map(|name| (name, None));
         let named = |spec: NodePlanSpec| (spec.server.name.clone(), Some(spec));
-        self.write_all(first.into_iter().map(named).chain(gone).collect(), term).await;
+        let mut is_left = self.write_all(first.into_iter().map(named).chain(gone).collect(), term).await;
         // Those of which that does not hold yet are decided anew.
         let (_, later): (Vec<_>, Vec<_>) = later.into_iter().partition(|spec| is_early(&self.world, spec));
-        self.write_all(later.into_iter().map(named).collect(), term).await;
-        !self.unsure.is_empty()
+        is_left |= self.write_all(later.into_iter().map(named).collect(), term).await;
+        is_left || !self.unsure.is_empty()
     }
 
-    async fn write_all(&mut self, all: Vec<(String, Option<NodePlanSpec>)>, term: i64) {
+    /// Returns whether some were left as they are, because the lease is over.
+    async fn write_all(&mut self, all: Vec<(String, Option<NodePlanSpec>)>, term: i64) -> bool {
         let (client, held, known, limit) = (&self.client, &self.held, &self.world.plans, self.limit);
         let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
         let now = Instant::now();
@@ -418,15 +431,16 @@ impl Operator {
                 _ if !leads() => Ok(Written::Not),
                 (known, Some(spec)) => write::plan(client, limit, known, spec).await.map(|plan| Written::As(Box::new(plan))),
                 (Some(known), None) => write::delete_plan(client, limit, known).await.map(|()| Written::Gone),
-                (None, None) => Ok(Written::Not),
+                (None, None) => Ok(Written::Gone),
             };
             (name, tried, done)
         });
         let written: Vec<_> = futures::stream::iter(writes).buffer_unordered(self.jobs.most).collect().await;
+        let mut is_left = false;
         for (name, tried, done) in written {
             let job = Job::Plan(name.clone());
             match done {
-                Ok(Written::Not) => {}
+                Ok(Written::Not) => is_left = true,
                 Ok(Written::As(plan)) => {
                     self.jobs.end(&job, None);
                     self.put(*plan);
@@ -445,6 +459,7 @@ impl Operator {
                 }
             }
         }
+        is_left
     }
 
     fn put(&mut self, mut plan: NodePlan) {
@@ -490,7 +505,7 @@ impl Operator {
 
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
-        let (mut todo, is_all) = self.decided();
+        let (mut todo, pods_left) = self.decided();
         let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
         for (key, status) in all.slos {
             let Some(slo) = self.world.slos.get(&key) else { continue };
@@ -512,17 +527,17 @@ impl Operator {
         for (node, one) in new {
             self.herald.say(&news::node(&node), [one]);
         }
-        self.jobs.plan(todo, is_all);
+        self.jobs.plan(todo, pods_left);
         self.start();
     }
 
-    /// What is to be done with pods, and whether that is all: some wait for the answers of others.
+    /// What is to be done with pods, and whether some were left out: they wait for answers of others.
     fn decided(&self) -> (BTreeMap<Job, Work>, bool) {
         // A pod that is being given an instance does not have it yet in the world.
         let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
         let busy = self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { Some(key) } else { None });
         let under_way: BTreeSet<_> = busy.chain(&self.unsure_pods).filter_map(asks).collect();
-        let (mut todo, mut is_all): (BTreeMap<Job, Work>, _) = (BTreeMap::new(), true);
+        let (mut todo, mut pods_left): (BTreeMap<Job, Work>, _) = (BTreeMap::new(), false);
         for key in &self.unsure_pods {
             let (client, limit, key) = (self.client.clone(), self.limit, key.clone());
             let job = Job::Pod(key.clone());
@@ -532,7 +547,7 @@ impl Operator {
         for decision in pods::bind(&self.world) {
             let pod = decision.pod();
             if asks(pod).is_some_and(|of| under_way.contains(&of)) {
-                is_all = false;
+                pods_left = true;
                 continue;
             }
             let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
@@ -551,7 +566,7 @@ impl Operator {
             };
             todo.insert(job, Box::pin(work));
         }
-        (todo, is_all)
+        (todo, pods_left)
     }
 
     /// Writes the status of an object, and then says what is new of it.
@@ -587,20 +602,34 @@ impl Operator {
         let failure = done.as_ref().err().map(Failure::of);
         self.jobs.end(&job, failure);
         if let Job::Pod(key) = &job {
-            match done.as_ref().is_err_and(Failure::is_doubtful) {
+            // What has failed may be carried out yet, unless it was a fence, which is to succeed.
+            let is_unsure = match &done {
+                Ok(_) => false,
+                Err(error) if self.unsure_pods.contains(key) => !write::is_gone(error),
+                Err(error) => Failure::is_doubtful(error) || write::is_conflict(error),
+            };
+            match is_unsure {
                 true => self.unsure_pods.insert(key.clone()),
                 false => self.unsure_pods.remove(key),
             };
+            self.jobs.pods_left |= is_unsure;
         }
+        let mut due = Due::Nothing;
         match done {
-            Ok(Some(change)) => drop(self.lists.take(&mut self.world, change)),
-            Ok(None) => {}
+            Ok(answer) => {
+                let is_new = answer.is_some_and(|answer| self.lists.take_answer(&mut self.world, answer));
+                match &job {
+                    Job::Pod(_) => self.jobs.pods_left |= is_new,
+                    // It was changed before the answer, and the watch comes after it.
+                    _ => due = Due::round_if(is_new),
+                }
+            }
             // What has changed or gone meanwhile comes by the watch.
             Err(error) if failure != Some(Failure::Conflict) => warn!("{job:?} could not be written: {error}; it is tried again"),
             Err(_) => {}
         }
         self.start();
         // What was not to be written while these were under way.
-        if self.jobs.is_idle() && !self.jobs.is_all { Due::Follow } else { Due::Nothing }
+        if self.jobs.may_decide(&job) { due.max(Due::Follow) } else { due }
     }
 }

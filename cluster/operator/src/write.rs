@@ -36,6 +36,11 @@ pub fn is_conflict(error: &Error) -> bool {
     matches!(error, Error::Api(status) if matches!(status.code, 404 | 409))
 }
 
+/// Whether the object is not there any more.
+pub fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::Api(status) if status.code == 404)
+}
+
 /// Writes a plan over the one that is known, or as the first of its node. It is replaced as a
 /// whole: fields that only the first version had would stay, if it were applied over one that was
 /// created.

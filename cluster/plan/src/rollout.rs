@@ -12,7 +12,7 @@ use sluice_cluster_types::{PlannedChain, PlannedFunction};
 
 use crate::board::Board;
 use crate::health::refusal;
-use crate::wish::{Wish, on_node};
+use crate::wish::{Wish, is_on_node, on_node};
 use crate::world::World;
 
 /// What a node has of chains and NFs, by name.
@@ -124,7 +124,7 @@ pub fn definitions<'a>(
             let now = wish.and_then(|wish| wish.function(service));
             let has = plan.and_then(|plan| find(&plan.functions, service, |one| &one.name));
             let Some(function) = has.map(Cow::Borrowed).or_else(|| now.map(|now| Cow::Owned(on_node(now)))) else { continue };
-            let is_stale = now.is_some_and(|(_, now)| now.spec != function.spec);
+            let is_stale = now.is_some_and(|now| !is_on_node(now, &function));
             here.functions.insert(service, function);
             note(&mut holders, Item::Function(service), node, has.is_some(), is_stale);
         }

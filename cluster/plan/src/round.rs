@@ -193,7 +193,7 @@ fn keep_all(
 ) -> bool {
     let mut order: Vec<&Wish<'_>> = asked.values().copied().collect();
     let pps = |wish: &Wish<'_>| wish.terms.promise.throughput_pps().unwrap_or(0.0);
-    order.sort_by(|a, b| pps(b).total_cmp(&pps(a)).then_with(|| a.rank.cmp(&b.rank)));
+    order.sort_by(|a, b| pps(b).total_cmp(&pps(a)).then_with(|| (&a.rank, a.name()).cmp(&(&b.rank, b.name()))));
     let mut tries = 0;
     let mut is_left = false;
     for wish in order {

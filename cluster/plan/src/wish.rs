@@ -210,6 +210,11 @@ impl<'a> Wish<'a> {
     }
 }
 
+/// Whether this is an NF on a node, as it is now.
+pub fn is_on_node((key, function): (&Key, &NetworkFunction), planned: &PlannedFunction) -> bool {
+    (&key.namespace, &key.name, &function.spec) == (&planned.namespace, &planned.function, &planned.spec)
+}
+
 /// An NF on a node.
 pub fn on_node((key, function): (&Key, &NetworkFunction)) -> PlannedFunction {
     PlannedFunction {

@@ -39,6 +39,24 @@ fn what_has_no_room_says_so_and_comes_when_there_is_room() {
 }
 
 #[test]
+fn the_same_objects_get_the_same_plans() {
+    let plans = || {
+        let mut cluster = Cluster::new(3);
+        for i in 0..20 {
+            let tenant = format!("tenant{i}");
+            cluster.tenant(&tenant);
+            let from = Match { port: Some("in".into()), vlan: Some(1 + i), ..Match::default() };
+            cluster.ask_in(&tenant, "web", reserved("web", 9e6), from);
+        }
+        cluster.run();
+        let with = cluster.world.plans.values().map(|plan| plan.spec.clone()).collect::<Vec<_>>();
+        assert!(with.iter().all(|plan| !plan.slos.is_empty()) && with.iter().map(|plan| plan.slos.len()).sum::<usize>() < 20);
+        with
+    };
+    assert_eq!(plans(), plans());
+}
+
+#[test]
 fn of_too_many_the_least_promised_is_refused() {
     let mut cluster = Cluster::new(1);
     for (name, pps) in [("a-small", 2e6), ("b-large", 9e6), ("c-middle", 7e6)] {
