@@ -181,8 +181,8 @@ impl Lists {
         }
     }
 
-    /// Puts the answer to a request into the world, unless its object was deleted meanwhile. Returns
-    /// whether it matters.
+    /// Puts the answer to a request into the world, unless its object was deleted meanwhile.
+    /// Returns whether it matters.
     pub fn take_answer(&mut self, world: &mut World, answer: Change) -> bool {
         let is_there = match &answer {
             Change::Pod(Event::Apply(pod)) => world.pods.get(&key(pod)).is_some_and(|known| pod.uid().as_ref() == Some(&known.uid)),

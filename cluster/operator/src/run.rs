@@ -531,7 +531,7 @@ impl Operator {
         self.start();
     }
 
-    /// What is to be done with pods, and whether some were left out: they wait for answers of others.
+    /// What is to be done with pods, and whether some were left out: they wait for others' answers.
     fn decided(&self) -> (BTreeMap<Job, Work>, bool) {
         // A pod that is being given an instance does not have it yet in the world.
         let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));

@@ -103,8 +103,8 @@ pub fn keep(
     done
 }
 
-/// Whether all is as the rest of the rule would leave it: every instance is needed and runs, has its
-/// part of the packets, and may stay. Most SLOs are, and the rest costs ten times as much.
+/// Whether all is as the rest of the rule would leave it: every instance is needed and runs, has
+/// its part of the packets, and may stay. Most SLOs are, and the rest costs ten times as much.
 fn is_steady(board: &Board<'_>, wish: &Wish<'_>, target: f64) -> bool {
     let slo = wish.name();
     let is_well = |node: &str| {

@@ -714,7 +714,7 @@ pub struct WhyArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "packet")]
     pub pcap: Option<PathBuf>,
     /// Which packet of the file
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), requires = "pcap")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "packet")]
     pub number: u64,
     /// Print JSON
     #[arg(long)]
@@ -834,7 +834,7 @@ mod tests {
         let of = |line: &str| Cli::try_parse_from(line.split_whitespace()).map(drop).map_err(|error| error.to_string());
         assert_eq!(of("sluice why --pcap a.pcap --number 3"), Ok(()));
         assert_eq!(of("sluice why 0200"), Ok(()));
-        assert!(of("sluice why 0200 --number 3").unwrap_err().contains("--pcap"));
+        assert!(of("sluice why 0200 --number 3").unwrap_err().contains("cannot be used with"));
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub struct InitArgs {
 /// Keys of a section, with their values.
 pub type Keys = Vec<(String, Value)>;
 
-/// Writes the file, of answers where no option is given and somebody is there to be asked. Fails if
-/// it exists, or what it would say is no valid configuration.
+/// Writes the file, of answers where no option is given and there is a terminal. Fails if it
+/// exists, or what it would say is no valid configuration.
 pub fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let is_asked = args.is_empty() && io::stdin().is_terminal() && io::stderr().is_terminal();
     if !is_asked {

@@ -200,6 +200,7 @@ impl PortQueue for Signalled {
     }
 }
 
+// A thread that waits on the descriptor has asked for it; it would wake by itself soon.
 #[test]
 fn threads_that_sleep_wait_for_packets_where_ports_have_a_descriptor() {
     for idle in [Idle::Sleep, Idle::Adaptive] {

@@ -225,7 +225,7 @@ trait Way {
     fn go(&mut self, slo: usize);
     /// Servers in use.
     fn used(&self) -> usize;
-    /// The servers in use, for the model of contention, and whose the cache is there.
+    /// The servers in use, for the model of contention, and how they share the cache.
     fn evaluated(&self) -> Result<(Floor, CachePolicy), CompareError>;
     /// Moves what is there to fewer servers, if that belongs to it.
     fn optimise(&mut self, _there: &BTreeSet<usize>) -> Result<Moved, CompareError> {
@@ -448,7 +448,7 @@ mod tests {
     use crate::samples::server;
 
     const FEW: Arrivals = Arrivals { mix: Mix::Mixed, terms: SloTerms::Alone, servers: 4, seed: 1 };
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(5);
 
     fn sequence(arrivals: &Arrivals) -> Sequence {
         Sequence::of(arrivals, &server()).unwrap()

@@ -1,7 +1,7 @@
 //! What `sluice init` asks on a terminal, where no option says it.
 //!
 //! Each question has an answer that Enter gives; all of these together are the example that is
-//! written where nobody is asked. A wrong answer is explained, and the question comes again.
+//! written where there is no terminal. A wrong answer is explained, and the question comes again.
 //!
 //! Limits: one way for packets, and the way back. Arguments of an NF cannot have commas here.
 
@@ -60,13 +60,16 @@ pub fn ask(host: &Host, dialog: &mut Dialog<'_>) -> anyhow::Result<Answers> {
     let others: Vec<String> = interfaces.into_iter().filter(|other| *other != from).collect();
     let to = dialog.ask("Interface where they leave (Enter: they are counted, and gone)", |name| unknown(name, &others))?;
     let question = "NFs that they pass, as NAME or NAME=PROGRAM with arguments, with commas between (Enter: monitor)";
-    let fault = |list: &str| listed(list).iter().find_map(|nf| nf_fault(nf, host));
+    let fault = |list: &str| {
+        let all = listed(list);
+        all.iter().find_map(|nf| nf_fault(nf, host)).or_else(|| twice(&all))
+    };
     let nfs = listed(&dialog.ask(question, fault)?);
-    let names: Vec<&str> = nfs.iter().map(|nf| nf.split_once('=').map_or(nf.as_str(), |(name, _)| name)).collect();
+    let names: Vec<&str> = nfs.iter().map(|nf| name_of(nf)).collect();
     let mut chains = vec![format!("in:{}:out", names.join(","))];
     if !from.is_empty() && !to.is_empty() {
         let fault = |word: &str| (!["", "y", "yes", "n", "no"].contains(&word)).then(|| String::from("write y or n"));
-        if !dialog.ask("Others come back by the same NFs (Y/n)", fault)?.starts_with('n') {
+        if !dialog.ask("Others come back by the same NFs (y/n; Enter: y)", fault)?.starts_with('n') {
             let back: Vec<&str> = names.iter().rev().copied().collect();
             chains.push(format!("out:{}:in", back.join(",")));
         }
@@ -98,6 +101,21 @@ fn unknown(name: &str, interfaces: &[String]) -> Option<String> {
 fn listed(answer: &str) -> Vec<String> {
     let all: Vec<String> = answer.split(',').map(str::trim).filter(|nf| !nf.is_empty()).map(str::to_owned).collect();
     if all.is_empty() { vec!["monitor".into()] } else { all }
+}
+
+fn name_of(nf: &str) -> &str {
+    nf.split_once('=').map_or(nf, |(name, _)| name)
+}
+
+/// What is wrong with NFs of which two have one name.
+fn twice(all: &[String]) -> Option<String> {
+    let is_second = |(i, nf): &(usize, &String)| all[..*i].iter().any(|other| name_of(other) == name_of(nf));
+    let (_, nf) = all.iter().enumerate().find(is_second)?;
+    Some(format!(
+        "{0} comes twice: give one of them another name, as in other={1}",
+        name_of(nf),
+        nf.split_once('=').map_or_else(|| format!("sluice-nf-{nf}"), |(_, program)| program.into())
+    ))
 }
 
 /// What is wrong with an NF: its program is not there, or needs arguments.

@@ -99,9 +99,15 @@ fn the_configuration_in_force_has_what_was_set_and_added_and_is_the_same_when_ap
     let mut daemon = Daemon::start("", &steady(5_000));
     let mut client = daemon.client();
     client.set(&keys("service", "s", json!({ "priority": 2 }))).unwrap();
-    client.add_nf("s", None).unwrap();
+    client.add_nf("s", Some(1)).unwrap();
     let config = client.running_config().unwrap();
-    assert!(config.contains("priority = 2.0") && config.contains("instances = 2") && !config.contains("ecn = "), "{config}");
+    assert!(
+        config.contains("priority = 2.0")
+            && config.contains("instances = 2")
+            && config.contains("cores = [")
+            && !config.contains("ecn = "),
+        "{config}"
+    );
     let output = daemon.sluice(&["config"]).output().unwrap();
     assert_eq!((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()), (true, config.clone()));
     assert_eq!(client.apply(&Apply { config, file: None, dry_run: true }).unwrap().changes, vec![]);

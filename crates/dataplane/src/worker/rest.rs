@@ -56,7 +56,7 @@ const SHARED_NS: u64 = 10_000_000;
 /// Flow table slots visited for ageing after a rest, which replaces thousands of rounds.
 pub(super) const AGE_RESTED: usize = 4096;
 
-/// Has the calling thread's naps end when they are over.
+/// Ends the calling thread's naps in time: the kernel does not put them off.
 pub(super) fn nap_exactly() {
     // Without it, naps are longer.
     let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
@@ -106,7 +106,9 @@ impl Worker {
     #[cold]
     fn wait_long(&mut self, now: u64, idle_ns: u64) -> bool {
         // Work of another thread may concern this one, even without own packets: it wakes NFs.
-        let others_ns = self.setup.others.iter().map(|alarm| alarm.worked_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
+        let is_adaptive = self.setup.settings.idle == Idle::Adaptive;
+        let others = self.setup.others.iter().filter(|_| is_adaptive);
+        let others_ns = others.map(|alarm| alarm.worked_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
         let idle_ns = idle_ns.min(now.saturating_sub(others_ns));
         if idle_ns <= IDLE_NS {
             std::hint::spin_loop();

@@ -10,8 +10,8 @@
 //! # Approach
 //! `…/load` has a part of capacity, `…/rate` a number of packets a second, which is the same for
 //! two builds that are compared. Packets have 64 bytes on the wire and [`FLOWS`] flows. Latency is
-//! from entry to exit, by the daemon's histograms, whose resolution is an eighth. Of a part of
-//! capacity one packet in 128 is timed; of a rate each.
+//! from entry to exit, by the daemon's histograms, whose resolution is an eighth. `…/load` times
+//! one packet in 128, `…/rate` each packet.
 //!
 //! # Limits
 //! The generator makes a packet when it is due, in the packet thread: a thread that is late makes

@@ -314,7 +314,7 @@ impl Backend for Remote {
             let nf = s.new_instance(number, core)?;
             for known in &mut s.config.services {
                 if let Some(now) = wanted.services.iter().find(|x| x.name == known.name) {
-                    known.instances = now.instances;
+                    (known.instances, known.cores) = (now.instances, now.cores.clone());
                 }
             }
             // A report of this NF alone: one of a thousand NFs takes longer than its start. It
