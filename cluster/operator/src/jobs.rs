@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Error;
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 use sluice_cluster_plan::Key;
+use tokio::task::JoinSet;
 
 use crate::backoff::{Backoff, Failure};
 use crate::feed::Change;
@@ -35,6 +35,10 @@ pub enum Job {
 }
 
 impl Job {
+    fn is_pod(&self) -> bool {
+        matches!(self, Self::Pod(_))
+    }
+
     /// The job of the object that a change is of.
     pub fn of(change: &Change) -> Option<Self> {
         fn key<K: Resource<DynamicType = ()>>(event: &Event<K>) -> Option<Key> {
@@ -60,7 +64,8 @@ impl Job {
 pub struct Jobs {
     /// Most at a time.
     pub most: usize,
-    under_way: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>>,
+    /// In tasks of their own: they go on while a round is computed.
+    under_way: JoinSet<(Job, Outcome)>,
     busy: BTreeSet<Job>,
     todo: BTreeMap<Job, Work>,
     /// Whether there may be more to do with pods once no request of pods is under way.
@@ -74,7 +79,7 @@ pub struct Jobs {
 
 impl Jobs {
     pub fn new(most: usize) -> Self {
-        let under_way = FuturesUnordered::new();
+        let under_way = JoinSet::new();
         let (busy, todo, pauses) = (BTreeSet::new(), BTreeMap::new(), Backoff::default());
         Self { most, under_way, busy, todo, pods_left: false, rest_left: false, pauses, looked: Instant::now() }
     }
@@ -88,15 +93,29 @@ impl Jobs {
         self.busy.iter()
     }
 
-    /// What is to be done from now on, and whether pods were left out. What is under way, or has
-    /// failed just now, comes later.
-    pub fn plan(&mut self, mut todo: BTreeMap<Job, Work>, pods_left: bool) {
+    /// What is to be done with pods from now on, and whether some were left out. What is under way,
+    /// or has failed just now, comes later.
+    pub fn plan_pods(&mut self, todo: BTreeMap<Job, Work>, are_left: bool) {
+        self.pods_left = are_left || self.has_busy(&todo);
+        self.todo.retain(|job, _| !job.is_pod());
+        self.add(todo);
+    }
+
+    /// The same of everything else.
+    pub fn plan_rest(&mut self, todo: BTreeMap<Job, Work>) {
+        self.rest_left = self.has_busy(&todo);
+        self.todo.retain(|job, _| job.is_pod());
+        self.add(todo);
+    }
+
+    fn has_busy(&self, todo: &BTreeMap<Job, Work>) -> bool {
+        todo.keys().any(|job| self.busy.contains(job))
+    }
+
+    fn add(&mut self, mut todo: BTreeMap<Job, Work>) {
         let now = Instant::now();
-        let (pods, rest): (Vec<&Job>, Vec<&Job>) =
-            todo.keys().filter(|job| self.busy.contains(job)).partition(|job| matches!(job, Job::Pod(_)));
-        (self.pods_left, self.rest_left) = (pods_left || !pods.is_empty(), !rest.is_empty());
         todo.retain(|job, _| !self.busy.contains(job) && self.pauses.may(job, now));
-        self.todo = todo;
+        self.todo.append(&mut todo);
     }
 
     /// Nothing more is begun.
@@ -109,13 +128,16 @@ impl Jobs {
         while self.under_way.len() < self.most {
             let Some((job, work)) = self.todo.pop_first() else { return };
             self.busy.insert(job.clone());
-            self.under_way.push(Box::pin(async move { (job, work.await) }));
+            self.under_way.spawn(async move { (job, work.await) });
         }
     }
 
     /// Waits for the end of a request. None if none is under way.
     pub async fn next(&mut self) -> Option<(Job, Outcome)> {
-        self.under_way.next().await
+        match self.under_way.join_next().await? {
+            Ok(done) => Some(done),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
     }
 
     /// Notes how a request has ended.
@@ -127,12 +149,16 @@ impl Jobs {
         }
     }
 
-    /// Whether what was left out can be decided now that this has ended.
-    pub fn may_decide(&self, ended: &Job) -> bool {
+    /// Whether pods that were left out can be decided now that this has ended.
+    pub fn are_pods_due(&self, ended: &Job) -> bool {
         // Pods are first.
-        let is_pod = |job: Option<&Job>| matches!(job, Some(Job::Pod(_)));
-        let are_pods_done = is_pod(Some(ended)) && !is_pod(self.busy.first()) && !is_pod(self.todo.keys().next());
-        (self.pods_left && are_pods_done) || (self.rest_left && self.under_way.is_empty())
+        let has_pods = [self.busy.first(), self.todo.keys().next()].into_iter().flatten().any(Job::is_pod);
+        self.pods_left && ended.is_pod() && !has_pods
+    }
+
+    /// Whether the rest that was left out can be decided now.
+    pub fn is_rest_due(&self) -> bool {
+        self.rest_left && self.under_way.is_empty()
     }
 }
 
@@ -152,40 +178,45 @@ mod tests {
     #[tokio::test]
     async fn an_object_that_fails_waits_and_holds_no_other() {
         let mut jobs = Jobs::new(1);
-        jobs.plan([(slo("bad"), failing())].into(), false);
+        jobs.plan_rest([(slo("bad"), failing())].into());
         jobs.start();
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
         let both = || BTreeMap::from([(slo("bad"), failing()), (slo("good"), Box::pin(async { Ok(None) }) as Work)]);
-        jobs.plan(both(), false);
+        jobs.plan_rest(both());
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("good")], "it alone is begun");
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
-        assert!(!jobs.may_decide(&slo("good")), "nothing was left out");
+        assert!(!jobs.is_rest_due(), "nothing was left out");
         // Once it is another object, it does not wait.
         jobs.pauses.end(&slo("bad"));
-        jobs.plan(both(), false);
+        jobs.plan_rest(both());
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("bad")]);
     }
+
     #[tokio::test]
     async fn what_is_left_out_is_decided_when_what_it_waits_for_has_ended() {
         let mut jobs = Jobs::new(8);
-        let pod = |name: &str| Job::Pod(Key::new("t", name));
-        let all = || BTreeMap::from([(pod("p"), failing()), (slo("s"), failing())]);
-        jobs.plan(all(), false);
-        jobs.start();
+        let pod = Job::Pod(Key::new("t", "p"));
+        let plan = |jobs: &mut Jobs| {
+            jobs.plan_pods([(pod.clone(), failing())].into(), false);
+            jobs.plan_rest([(slo("s"), failing())].into());
+            jobs.start();
+        };
+        plan(&mut jobs);
+        assert!(!jobs.pods_left && !jobs.rest_left);
         // Both are other ones by now.
-        jobs.plan(all(), false);
-        assert!(jobs.pods_left && jobs.rest_left && !jobs.may_decide(&pod("p")));
-        jobs.end(&pod("p"), None);
-        assert!(jobs.may_decide(&pod("p")), "a status that is under way holds no pods up");
-        jobs.plan(BTreeMap::from([(slo("s"), failing())]), false);
-        assert!(!jobs.may_decide(&pod("p")), "its own answer is waited for");
+        plan(&mut jobs);
+        assert!(!jobs.are_pods_due(&slo("s")) && !jobs.is_rest_due());
+        jobs.end(&pod, None);
+        assert!(jobs.are_pods_due(&pod), "a status that is under way holds no pods up");
+        jobs.plan_pods(BTreeMap::new(), false);
+        assert!(!jobs.are_pods_due(&pod) && !jobs.is_rest_due(), "its own answer is waited for");
         while let Some((job, _)) = jobs.next().await {
             jobs.end(&job, None);
         }
-        assert!(jobs.may_decide(&slo("s")));
+        assert!(jobs.is_rest_due());
     }
 }

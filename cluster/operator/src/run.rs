@@ -75,7 +75,9 @@ struct Operator {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     Nothing,
-    /// Pods, and what is said, may be other ones: plans are not.
+    /// Other pods may get instances.
+    Pods,
+    /// The same, and something else may be said. No plan is another one.
     Follow,
     Round,
 }
@@ -213,6 +215,10 @@ impl Operator {
                 again = self.jobs.pauses.may(&Job::Unsure, Instant::now());
                 continue;
             }
+            if due == Due::Pods {
+                self.follow_pods();
+                continue;
+            }
             if due == Due::Round {
                 self.jobs.looked = Instant::now();
                 let round = place(&self.world, &mut self.memo, held.term, self.began.elapsed());
@@ -237,9 +243,10 @@ impl Operator {
         }
         // Somebody else has written the status, or an old request that came late.
         let is_other = !is_new && before != self.status_of(&job);
-        match job {
-            // No plan depends on pods.
-            Job::Pod(_) if is_new => Due::Follow,
+        match &job {
+            // No plan depends on these.
+            Job::Pod(_) if is_new => Due::Pods,
+            Job::Chain(chain) if is_new && !self.is_promised(chain) => Due::Follow,
             _ if is_new => Due::Round,
             _ if is_other && self.jobs.is_busy(&job) => {
                 self.jobs.rest_left = true;
@@ -248,6 +255,12 @@ impl Operator {
             _ if is_other => Due::Follow,
             _ => Due::Nothing,
         }
+    }
+
+    /// Whether an SLO is of a chain.
+    fn is_promised(&self, chain: &Key) -> bool {
+        let own = self.world.slos.range(Key::new(&chain.namespace, "")..).take_while(|(key, _)| key.namespace == chain.namespace);
+        own.map(|(_, slo)| slo).any(|slo| slo.spec.chain == chain.name)
     }
 
     /// The status of an object that the operator writes, as text.
@@ -505,7 +518,8 @@ impl Operator {
 
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
-        let (mut todo, pods_left) = self.decided();
+        self.follow_pods();
+        let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
         let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
         for (key, status) in all.slos {
             let Some(slo) = self.world.slos.get(&key) else { continue };
@@ -527,7 +541,14 @@ impl Operator {
         for (node, one) in new {
             self.herald.say(&news::node(&node), [one]);
         }
-        self.jobs.plan(todo, pods_left);
+        self.jobs.plan_rest(todo);
+        self.start();
+    }
+
+    /// As [`Operator::follow`], of pods alone.
+    fn follow_pods(&mut self) {
+        let (todo, are_left) = self.decided();
+        self.jobs.plan_pods(todo, are_left);
         self.start();
     }
 
@@ -630,6 +651,9 @@ impl Operator {
         }
         self.start();
         // What was not to be written while these were under way.
-        if self.jobs.may_decide(&job) { due.max(Due::Follow) } else { due }
+        if self.jobs.is_rest_due() {
+            due = due.max(Due::Follow);
+        }
+        if self.jobs.are_pods_due(&job) { due.max(Due::Pods) } else { due }
     }
 }

@@ -24,18 +24,9 @@ pub struct Definitions<'a> {
 
 /// A chain or an NF, by its name on nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Item<T> {
-    Chain(T),
-    Function(T),
-}
-
-impl Item<&str> {
-    fn to_owned(self) -> Item<String> {
-        match self {
-            Self::Chain(name) => Item::Chain(name.into()),
-            Self::Function(name) => Item::Function(name.into()),
-        }
-    }
+enum Item<'a> {
+    Chain(&'a str),
+    Function(&'a str),
 }
 
 /// The nodes that have an item, and those of them that have it as it was.
@@ -46,23 +37,40 @@ struct Holders<'a> {
     stale: BTreeSet<&'a str>,
 }
 
+/// How far changes of chains, or of NFs, have come, by name.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The first revision of each node's plan that was seen with an item as it is now.
+    since: HashMap<String, BTreeMap<String, i64>>,
+    /// The node for which the others wait.
+    waits: HashMap<String, String>,
+}
+
 /// How far changes have come.
 #[derive(Debug, Default)]
 pub struct Rollout {
-    /// The first revision of each node's plan that was seen with an item as it is now.
-    since: HashMap<Item<String>, BTreeMap<String, i64>>,
-    /// The node for which the others wait.
-    waits: HashMap<Item<String>, String>,
+    chains: Progress,
+    functions: Progress,
 }
 
 impl Rollout {
     /// The node for which a change of an NF waits.
     pub fn waits_for(&self, function: &str) -> Option<&str> {
-        self.waits.get(&Item::Function(function.into())).map(String::as_str)
+        self.functions.waits.get(function).map(String::as_str)
     }
 
-    /// The nodes whose turn it is. `known` has what earlier rounds have seen of this item.
-    fn next<'a>(&mut self, world: &World, item: Item<String>, of: &Holders<'a>, mut known: BTreeMap<String, i64>) -> Vec<&'a str> {
+    fn of(&mut self, item: Item<'_>) -> &mut Progress {
+        match item {
+            Item::Chain(_) => &mut self.chains,
+            Item::Function(_) => &mut self.functions,
+        }
+    }
+
+    /// The nodes whose turn it is. `before` has what earlier rounds have seen.
+    fn next<'a>(&mut self, world: &World, item: Item<'_>, of: &Holders<'a>, before: &mut Self) -> Vec<&'a str> {
+        let (Item::Chain(name) | Item::Function(name)) = item;
+        let known = before.of(item).since.remove_entry(name);
+        let (name, mut known) = known.unwrap_or_else(|| (name.into(), BTreeMap::new()));
         let plan = |node: &str| world.plans.get(node);
         known.retain(|node, _| of.current.contains(node.as_str()));
         for node in &of.current {
@@ -82,12 +90,12 @@ impl Rollout {
             None => of.stale.first().copied().into_iter().collect(),
             Some(node) => {
                 if !of.stale.is_empty() {
-                    self.waits.insert(item.clone(), node);
+                    self.of(item).waits.insert(name.clone(), node);
                 }
                 Vec::new()
             }
         };
-        self.since.insert(item, known);
+        self.of(item).since.insert(name, known);
         next
     }
 }
@@ -103,10 +111,9 @@ pub fn definitions<'a>(
     wishes: &'a HashMap<&str, &Wish<'a>>,
     rollout: &mut Rollout,
 ) -> HashMap<&'a str, Definitions<'a>> {
-    let mut before = std::mem::take(&mut rollout.since);
-    rollout.waits.clear();
+    let mut before = std::mem::take(rollout);
     let mut nodes: HashMap<&str, Definitions<'_>> = HashMap::new();
-    let mut holders: HashMap<Item<&str>, Holders<'_>> = HashMap::new();
+    let mut holders: HashMap<Item<'_>, Holders<'_>> = HashMap::new();
     for (slo, node) in board.places() {
         let wish = wishes.get(slo);
         let plan = world.plans.get(node).map(|plan| &plan.spec);
@@ -131,8 +138,7 @@ pub fn definitions<'a>(
         here.chains.insert(slo, chain);
     }
     for (item, of) in holders {
-        let (item_known, known) = before.remove_entry(&item.to_owned()).unwrap_or_else(|| (item.to_owned(), BTreeMap::new()));
-        for node in rollout.next(world, item_known, &of, known) {
+        for node in rollout.next(world, item, &of, &mut before) {
             let Some(here) = nodes.get_mut(node) else { continue };
             change(here, item, board, wishes, node);
         }
@@ -157,7 +163,7 @@ fn note<'a>(
 }
 
 /// Gives a node the item as it is now.
-fn change<'a>(here: &mut Definitions<'a>, item: Item<&'a str>, board: &Board<'_>, wishes: &HashMap<&str, &Wish<'_>>, node: &str) {
+fn change<'a>(here: &mut Definitions<'a>, item: Item<'a>, board: &Board<'_>, wishes: &HashMap<&str, &Wish<'_>>, node: &str) {
     match item {
         Item::Chain(slo) => {
             if let Some(wish) = wishes.get(slo) {

@@ -1,6 +1,6 @@
 //! What an SLO asks for, as far as its objects say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use sluice_cluster_types::{
     Footprint, Match, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChain, ServiceChainSpec, Slo, name,
@@ -118,7 +118,7 @@ impl<'a> Wish<'a> {
     pub fn of(
         world: &'a World,
         profiles: &Profiles<'a>,
-        owners: &BTreeMap<(&str, &str), &Key>,
+        owners: &HashMap<(&str, &str), &Key>,
         key: &'a Key,
         slo: &'a Slo,
     ) -> Result<Self, Why> {
@@ -226,8 +226,8 @@ pub fn on_node((key, function): (&Key, &NetworkFunction)) -> PlannedFunction {
 }
 
 /// The first SLO of each chain, by namespace and the chain's name: the oldest.
-pub fn owners(world: &World) -> BTreeMap<(&str, &str), &Key> {
-    let mut owners: BTreeMap<(&str, &str), (&Key, &Slo)> = BTreeMap::new();
+pub fn owners(world: &World) -> HashMap<(&str, &str), &Key> {
+    let mut owners: HashMap<(&str, &str), (&Key, &Slo)> = HashMap::with_capacity(world.slos.len());
     for (key, slo) in &world.slos {
         let made = |slo: &Slo| slo.metadata.creation_timestamp.clone();
         let owner = owners.entry((&key.namespace, &slo.spec.chain)).or_insert((key, slo));
