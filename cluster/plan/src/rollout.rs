@@ -146,13 +146,7 @@ pub fn definitions<'a>(
     nodes
 }
 
-fn note<'a>(
-    holders: &mut HashMap<Item<&'a str>, Holders<'a>>,
-    item: Item<&'a str>,
-    node: &'a str,
-    is_written: bool,
-    is_stale: bool,
-) {
+fn note<'a>(holders: &mut HashMap<Item<'a>, Holders<'a>>, item: Item<'a>, node: &'a str, is_written: bool, is_stale: bool) {
     let of = holders.entry(item).or_default();
     match (is_written, is_stale) {
         (_, true) => _ = of.stale.insert(node),

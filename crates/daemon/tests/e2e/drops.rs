@@ -356,7 +356,7 @@ fn a_packet_that_goes_is_answered_with_its_way_and_nothing_changes() {
 
     for (request, word) in [
         (WhyRequest { packet: "00112".into(), ..WhyRequest::default() }, "no hexadecimal number"),
-        (WhyRequest { packet: String::new(), ..WhyRequest::default() }, "two digits for each byte"),
+        (WhyRequest { packet: String::new(), ..WhyRequest::default() }, "two digits for each"),
         (WhyRequest { packet: "00".into(), port: Some("inn".into()), bytes: None }, "there is no port `inn`"),
         (WhyRequest { packet: "00".into(), ..WhyRequest::default() }, "comes in: in, quiet"),
     ] {
