@@ -99,7 +99,7 @@ fn the_configuration_in_force_has_what_was_set_and_added_and_is_the_same_when_ap
     let mut daemon = Daemon::start("", &steady(5_000));
     let mut client = daemon.client();
     client.set(&keys("service", "s", json!({ "priority": 2 }))).unwrap();
-    client.add_nf("s", Some(1)).unwrap();
+    client.add_nf("s", Some(0)).unwrap();
     let config = client.running_config().unwrap();
     assert!(
         config.contains("priority = 2.0")
