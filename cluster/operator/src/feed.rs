@@ -398,10 +398,11 @@ mod tests {
         assert!(!lists.take(&mut world, seen(Some(first))), "its node is not known yet");
         assert!(lists.take(&mut world, seen(None)) && world.nodes["a"].is_served);
         let epoch = world.epoch;
-        assert!(!lists.take(&mut world, seen(Some("2026-01-01T00:00:10.000000Z"))));
+        let last = "2026-01-01T00:00:10.000000Z";
+        assert!(!lists.take(&mut world, seen(Some(last))));
         assert!(!lists.take(&mut world, seen(None)), "a node stays as it is served");
         assert_eq!(world.epoch, epoch);
-        let Change::Lease(Event::Apply(lease)) = seen(Some(first)) else { unreachable!() };
+        let Change::Lease(Event::Apply(lease)) = seen(Some(last)) else { unreachable!() };
         assert!(lists.take(&mut world, Change::Lease(Event::Delete(lease))) && !world.nodes["a"].is_served);
         assert!(lists.take(&mut world, seen(Some(first))) && world.nodes["a"].is_served && world.epoch > epoch);
     }
