@@ -422,8 +422,10 @@ async fn fewer(client: &Client, plane: &Plane) {
     }
     wait("they have shrunk", || async {
         let all = plans.list(&ListParams::default()).await.ok()?.items;
-        let most = all.iter().flat_map(|plan| &plan.spec.server.instances).map(|one| one.load_pps).sum::<f64>();
-        (most < 7e6 && used().await? == 3).then_some(())
+        let loads: Vec<f64> = all.iter().flat_map(|plan| &plan.spec.server.instances).map(|one| one.load_pps).collect();
+        // What is on its way out does not move, and the next search is minutes later.
+        let is_over = loads.iter().all(|pps| *pps > 0.0) && loads.iter().sum::<f64>() < 7e6;
+        (is_over && used().await? == 3).then_some(())
     })
     .await;
     drop(operator);
