@@ -263,7 +263,8 @@ impl Listed {
     }
 }
 
-fn key<K: ResourceExt>(object: &K) -> Key {
+/// Namespace and name of an object.
+pub fn key<K: ResourceExt>(object: &K) -> Key {
     Key::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use futures::future::BoxFuture;
 use kube::Error;
+use kube::ResourceExt;
 use kube::runtime::watcher::Event;
-use kube::{Resource, ResourceExt};
 use sluice_cluster_plan::Key;
 use tokio::task::JoinSet;
 
 use crate::backoff::{Backoff, Failure};
-use crate::feed::Change;
+use crate::feed::{Change, key};
 
 /// What a request has done: the object as it is now.
 pub type Outcome = Result<Option<Change>, Error>;
@@ -41,20 +41,18 @@ impl Job {
 
     /// The job of the object that a change is of.
     pub fn of(change: &Change) -> Option<Self> {
-        fn key<K: Resource<DynamicType = ()>>(event: &Event<K>) -> Option<Key> {
+        fn of<K: ResourceExt>(event: &Event<K>) -> Option<Key> {
             match event {
-                Event::Apply(object) | Event::Delete(object) | Event::InitApply(object) => {
-                    Some(Key::new(&object.namespace().unwrap_or_default(), &object.name_any()))
-                }
+                Event::Apply(object) | Event::Delete(object) | Event::InitApply(object) => Some(key(object)),
                 Event::Init | Event::InitDone => None,
             }
         }
         match change {
-            Change::Pod(event) => key(event).map(Self::Pod),
-            Change::Slo(event) => key(event).map(Self::Slo),
-            Change::Chain(event) => key(event).map(Self::Chain),
-            Change::Function(event) => key(event).map(Self::Function),
-            Change::Plan(event) => key(event).map(|key| Self::Plan(key.name)),
+            Change::Pod(event) => of(event).map(Self::Pod),
+            Change::Slo(event) => of(event).map(Self::Slo),
+            Change::Chain(event) => of(event).map(Self::Chain),
+            Change::Function(event) => of(event).map(Self::Function),
+            Change::Plan(event) => of(event).map(|key| Self::Plan(key.name)),
             Change::Node(_) | Change::Class(_) | Change::Profile(_) | Change::Lease(_) => None,
         }
     }

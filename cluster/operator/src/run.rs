@@ -603,7 +603,7 @@ impl Operator {
     {
         let (client, limit, herald) = (self.client.clone(), self.limit, self.herald.clone());
         let of: ObjectReference = object.object_ref(&());
-        let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
+        let key = feed::key(object);
         Box::pin(async move {
             let object = write::status::<K>(client, limit, &key, status).await?;
             herald.say(&of, news);

@@ -104,7 +104,7 @@ pub fn keep(
 }
 
 /// Whether all is as the rest of the rule would leave it: every instance is needed and runs, has
-/// its part of the packets, and may stay. Most SLOs are, and the rest costs ten times as much.
+/// its part of the packets, and may stay. Most SLOs are, and the rest copies what it looks at.
 fn is_steady(board: &Board<'_>, wish: &Wish<'_>, target: f64) -> bool {
     let slo = wish.name();
     let is_well = |node: &str| {
