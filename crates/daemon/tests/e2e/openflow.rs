@@ -453,7 +453,7 @@ fn packets_wait_for_an_answer_and_not_for_ever() {
 fn pooled(folder: &Path, generator: &str) -> String {
     port("in", "gen", &format!("protocol = \"udp\"\n{generator}"))
         + &port("out", "sink", "")
-        + &pools::ids("ids", folder, "", "min = 8\nmax = 8\nidle_ms = 3000\nqueue = 64")
+        + &pools::ids("ids", folder, "", "min = 8\nmax = 8\nqueue = 64")
         + &service("bridge", "sluice-nf-bridge", "")
         + &chain("local", "in", &["bridge"], "out", "")
         + "[[chain]]\nname = \"sdn\"\nservices = [\"bridge\", \"ids\"]\negress = \"out\"\n"
@@ -491,6 +491,7 @@ fn a_controller_sends_flows_to_nfs_of_their_own() {
     // When forbidden, the flows end after a while.
     talk.say(&Message::FlowMod(FlowMod { priority: 200, ..FlowMod::new(Change::Add, udp()) }));
     talk.barrier();
+    pools::end_flows_soon(&daemon, "ids");
     daemon.wait("their NFs are idle", |s| pools::pool(s, "ids").idle == 8 && pools::pool(s, "ids").ended == 6);
     daemon.stop();
 }

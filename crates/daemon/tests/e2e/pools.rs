@@ -5,6 +5,8 @@ use std::path::Path;
 
 use etherparse::PacketBuilder;
 use rustix::process::Signal;
+use serde_json::Value;
+use sluice_api::change::SetKeys;
 use sluice_api::model::{Apply, Pool, Stats, TraceRequest};
 
 use crate::pcap::{Order, pcap};
@@ -70,6 +72,13 @@ pub fn lines(seen: &[Vec<String>], what: &str) -> Vec<Vec<String>> {
 #[track_caller]
 pub fn pool<'a>(stats: &'a Stats, service: &str) -> &'a Pool {
     stats.status.pools.iter().find(|pool| pool.service == service).unwrap_or_else(|| panic!("no pool {service}"))
+}
+
+/// Lets the flows of a pool end soon after their last packet: tests begin with a time that no busy
+/// host exceeds between two packets.
+pub fn end_flows_soon(daemon: &Daemon, service: &str) {
+    let keys = BTreeMap::from([("pool.idle_ms".to_string(), Value::from(100))]);
+    daemon.client().set(&SetKeys { kind: "service".into(), name: Some(service.into()), keys, dry_run: false }).unwrap();
 }
 
 /// The distinct values of a column.
@@ -377,11 +386,7 @@ fn a_traffic_class_has_one_nf_with_all_its_flows() {
     let config = from("red", 10)
         + &from("blue", 20)
         + &port("out", "sink", "")
-        + &service(
-            "each",
-            "sluice-nf-bridge",
-            "per = \"class\"\n[service.pool]\nclass = \"vlan\"\nmin = 4\nring = 512\nidle_ms = 3000",
-        )
+        + &service("each", "sluice-nf-bridge", "per = \"class\"\n[service.pool]\nclass = \"vlan\"\nmin = 4\nring = 512")
         + &chain("red", "red", &["each"], "out", "")
         + &chain("blue", "blue", &["each"], "out", "");
     let mut daemon = Daemon::start("", &config);
@@ -390,6 +395,7 @@ fn a_traffic_class_has_one_nf_with_all_its_flows() {
     let packets: Vec<u64> = stats.nfs.iter().map(|nf| nf.tx_packets).filter(|n| *n > 0).collect();
     assert_eq!(packets, [2000, 2000]);
     assert_eq!((pool(&stats, "each").activations, pool(&stats, "each").drops, pool(&stats, "each").per.as_str()), (2, 0, "class"));
+    end_flows_soon(&daemon, "each");
     daemon.wait("the classes are over with their flows", |s| pool(s, "each").idle >= 4 && pool(s, "each").ended == 2);
     daemon.stop();
 }
