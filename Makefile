@@ -112,7 +112,7 @@ cachegrind: ## compare the model of the caches with cachegrind, for the example 
 
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
 # the only tests there are.
-LOOM = RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off \
+LOOM = RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=none \
     cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
 .PHONY: loom
 loom: ## model check of the ring and of the owners of frames: small models, at most four preemptions
