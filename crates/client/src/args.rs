@@ -201,6 +201,7 @@ Examples:
   sluice why 'vlan 5 icmp 10.0.0.1 > 10.0.1.2 dscp 46 bytes 1400 on lan'
   sluice why --port lan 0200000000010200000000020800450000280000000040060000
   sluice why --port lan --pcap drops.pcapng --number 3
+  sluice why --flow 1234                    if the flow with this number came again
 
 Without a packet: the packet thread that would receive it is asked, and nothing is counted or kept. What happens behind the entry is not
 foreseen, as an NF's verdict.")]
@@ -705,7 +706,7 @@ pub struct DropsArgs {
 #[derive(Debug, Args)]
 pub struct WhyArgs {
     /// Its headers in words, or its bytes from the Ethernet header on as hexadecimal digits
-    #[arg(required_unless_present = "pcap")]
+    #[arg(required_unless_present_any = ["pcap", "flow"])]
     pub packet: Vec<String>,
     /// The port where it comes in, if the packet does not name it
     #[arg(long)]
@@ -714,8 +715,12 @@ pub struct WhyArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "packet")]
     pub pcap: Option<PathBuf>,
     /// Which packet of the file
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "packet")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..),
+          conflicts_with_all = ["packet", "flow"])]
     pub number: u64,
+    /// Take a packet of the flow that ended with this number (`sluice flows --follow` prints it)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with_all = ["packet", "pcap"])]
+    pub flow: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

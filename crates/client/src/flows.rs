@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use sluice_api::client::Client;
 use sluice_api::model::{FlowLogCounts, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS};
+use sluice_api::parse;
+use sluice_api::protocol::{ProtocolMatch, has_ports};
 use sluice_cli::number::{age, grouped, time};
 use sluice_cli::table::{Cell, Table, Tone, colour};
 use sluice_cli::usage::json;
@@ -110,6 +112,11 @@ pub fn run(client: &mut Client, args: FlowsArgs, out: &mut dyn Write) -> anyhow:
 }
 
 fn one(client: &mut Client, number: u64, request: FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    print(&find(client, number, request)?, as_json, out)
+}
+
+/// An answer with the one flow that ended with this number.
+fn find(client: &mut Client, number: u64, request: FlowsRequest) -> anyhow::Result<FlowsReply> {
     let mut reply = client.flows(&FlowsRequest { after: Some(number - 1), limit: 1, ..request })?;
     reply.flows.retain(|flow| flow.number == Some(number));
     if reply.flows.is_empty() {
@@ -117,7 +124,26 @@ fn one(client: &mut Client, number: u64, request: FlowsRequest, as_json: bool, o
             "flow {number} has not ended, is not kept any more, or is of others than are asked for; the file of [flow_log] may have it"
         );
     }
-    print(&reply, as_json, out)
+    Ok(reply)
+}
+
+/// A packet of the flow that ended with this number, in words.
+///
+/// # Errors
+/// It has not ended, or is not kept any more.
+pub fn packet_of(client: &mut Client, number: u64) -> anyhow::Result<String> {
+    let reply = find(client, number, FlowsRequest::default())?;
+    Ok(reply.flows.iter().map(packet).collect())
+}
+
+/// A packet of a flow in words, as [`header::packet`](crate::header::packet) reads them.
+fn packet(flow: &FlowReport) -> String {
+    let vlan = flow.vlan.map_or_else(String::new, |vlan| format!("vlan {vlan} "));
+    let protocol = flow.protocol.strip_prefix("0x").map_or_else(|| flow.protocol.clone(), |number| format!("ethertype {number}"));
+    let has_ports = matches!(parse::protocol(&flow.protocol), Ok(ProtocolMatch::Number(number)) if has_ports(number));
+    let fragment = if has_ports && flow.src_port.is_none() { " fragment" } else { "" };
+    let (src, dst) = (end(&flow.src, flow.src_port), end(&flow.dst, flow.dst_port));
+    format!("{vlan}{protocol} {src} > {dst}{fragment} on {}", flow.port)
 }
 
 fn list(client: &mut Client, request: &FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -245,6 +271,7 @@ fn line(flow: &FlowReport) -> String {
     words.extend((!flow.nfs.is_empty()).then(|| flow.nfs.join(",")));
     let lasted = time(flow.last_ns.saturating_sub(flow.first_ns));
     words.push(format!("{} packets, {} bytes in {lasted}", grouped(flow.packets), grouped(flow.bytes)));
+    words.extend(flow.number.map(|number| format!("flow {number}")));
     words.extend((flow.dropped_packets > 0).then(|| format!("dropped {}", dropped(flow))));
     words.extend(flow.latency_ns.map(|ns| format!("latency {}", time(ns))));
     words.push(state(flow).into());
@@ -256,6 +283,7 @@ mod tests {
     use sluice_api::model::{FlowEndReason, TcpState};
 
     use super::*;
+    use crate::header;
 
     fn flow() -> FlowReport {
         FlowReport {
@@ -288,6 +316,26 @@ mod tests {
         let text = line(&ended);
         assert!(text.starts_with("tcp [2001:db8::1]:1024 → [2001:db8::2]:80  tenant gold  chain web  fw.0,nat.1  "), "{text}");
         assert!(text.ends_with("  dropped 3 verdict  finished"), "{text}");
+    }
+
+    #[test]
+    fn a_flow_has_a_packet_in_words() {
+        let between = |protocol: &str, src: &str, dst: &str| FlowReport {
+            protocol: protocol.into(),
+            src: src.into(),
+            dst: dst.into(),
+            port: "lan".into(),
+            ..FlowReport::default()
+        };
+        for (flow, line) in [
+            (flow(), "tcp [2001:db8::1]:1024 > [2001:db8::2]:80"),
+            (FlowReport { vlan: Some(5), ..between("udp", "10.0.0.1", "10.0.0.2") }, "vlan 5 udp 10.0.0.1 > 10.0.0.2 fragment"),
+            (between("47", "10.0.0.1", "10.0.0.2"), "protocol 47 10.0.0.1 > 10.0.0.2"),
+            (between("0x0806", "02:00:00:00:00:01", "ff:ff:ff:ff:ff:ff"), "arp 02:00:00:00:00:01 > ff:ff:ff:ff:ff:ff"),
+        ] {
+            let words = header::packet(&packet(&flow)).unwrap_or_else(|error| panic!("{flow:?}: {error}"));
+            assert_eq!((header::line(&words.bytes).as_str(), words.port.as_deref()), (line, Some("lan")));
+        }
     }
 
     #[test]

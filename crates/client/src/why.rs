@@ -13,6 +13,7 @@ use sluice_api::model::{Fate, FlowEntry, WhyReply, WhyRequest};
 use sluice_cli::usage::{Usage, json};
 
 use crate::args::WhyArgs;
+use crate::flows;
 use crate::header::{self, HeaderWords};
 
 /// LINKTYPE_ETHERNET.
@@ -26,9 +27,10 @@ const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 /// `sluice why`.
 pub fn run(client: &mut Client, args: &WhyArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let words = match &args.pcap {
-        Some(file) => of_file(file, args.number).with_context(|| format!("cannot read a packet of {}", file.display()))?,
-        None => header::packet(&args.packet.join(" "))?,
+    let words = match (&args.pcap, args.flow) {
+        (Some(file), _) => of_file(file, args.number).with_context(|| format!("cannot read a packet of {}", file.display()))?,
+        (None, Some(number)) => header::packet(&flows::packet_of(client, number)?)?,
+        (None, None) => header::packet(&args.packet.join(" "))?,
     };
     let port = args.port.clone().or(words.port);
     let request = WhyRequest { port, packet: header::hex(&words.bytes), bytes: words.len };

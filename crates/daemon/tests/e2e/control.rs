@@ -970,7 +970,7 @@ fn flows_are_a_table_or_lines_as_they_end() {
     let lines = String::from_utf8(followed.stdout).unwrap();
     assert_eq!(lines.lines().count(), 2, "{lines}");
     assert!(lines.starts_with("udp 10.0.0.1:1000 → 192.0.2.1:53  chain web  fw.0  1,234 packets, 99,000 bytes in "), "{lines}");
-    assert!(lines.ends_with("  dropped 2 verdict  idle\n"), "{lines}");
+    assert!(lines.ends_with("  flow 9  dropped 2 verdict  idle\n"), "{lines}");
     assert!(String::from_utf8(followed.stderr).unwrap().contains("shutting down"));
     let followed = daemon.output(&["flows", "--follow", "--json"]);
     let numbers = String::from_utf8(followed.stdout).unwrap();

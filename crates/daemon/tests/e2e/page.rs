@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use serde_json::Value;
-use sluice_api::model::{FlowReport, FlowsReply};
+use sluice_api::model::{FlowReport, FlowsReply, WhyReply};
 
 use crate::support::{Daemon, PATIENCE, chain, head, nf, open_folder, port, refusal, service, sluice};
 
@@ -131,6 +131,8 @@ fn a_scraper_of_openmetrics_gets_a_flow_for_a_slow_packet() {
     let output = command.output().unwrap();
     let reply: FlowsReply = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(reply.flows.iter().map(|flow| flow.number).collect::<Vec<_>>(), [number.parse().ok()]);
+    let why: WhyReply = serde_json::from_str(&daemon.says(&["why", "--flow", number, "--json"])).unwrap();
+    assert_eq!((why.port.as_str(), why.chain.as_deref()), ("in", Some("web")), "{why:?}");
     let none = Command::new(sluice())
         .arg("--socket")
         .arg(daemon.run_dir().join("control.sock"))
