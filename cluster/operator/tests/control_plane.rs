@@ -123,9 +123,19 @@ async fn refusals(client: &Client) {
         let said = said(apply::<ServiceChain>(client, &object).await);
         assert!(said.contains(message), "{said}");
     }
-    let nf = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": {"args": ["-v"]}});
-    let message = said(apply::<NetworkFunction>(client, &nf).await);
-    assert!(message.contains("name it in exec"), "{message}");
+    let nfs = [
+        (json!({"args": ["-v"]}), "args, env and resources are of a program on the node: name it in exec"),
+        (json!({"resources": {"memoryMib": 64}}), "args, env and resources are of a program on the node: name it in exec"),
+        (json!({"zygote": true}), "zygote is of a program on the node"),
+        (json!({"storage": true}), "storage is of a program on the node"),
+        (json!({"exec": "a", "resources": {"memoryMib": 0}}), "greater than or equal to 1"),
+        (json!({"exec": "a", "resources": {"pids": 5_000_000}}), "less than or equal to 4194304"),
+    ];
+    for (spec, message) in nfs {
+        let nf = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": spec});
+        let said = said(apply::<NetworkFunction>(client, &nf).await);
+        assert!(said.contains(message), "{said}");
+    }
     let requests = [
         (json!({"function": "nat", "chain": "web", "class": "a"}), "write one of the two"),
         (json!({"function": "nat", "class": "a", "traffic": "noon.pcap"}), "traffic is settings"),
@@ -154,6 +164,8 @@ async fn refusals(client: &Client) {
 async fn admission(client: &Client) {
     node(client, "n0").await;
     basics(client, "acme").await;
+    let limited = json!({"exec": "sluice-nf-nat", "zygote": true, "resources": {"memoryMib": 512}});
+    apply::<NetworkFunction>(client, &json!({"metadata": {"name": "nat", "namespace": "acme"}, "spec": limited})).await.unwrap();
     promise(client, "acme", "web", 12e6).await;
     let slo = state(client, "acme", "web", "kept").await;
     // There was no other node yet.
@@ -165,6 +177,8 @@ async fn admission(client: &Client) {
     let plans: Api<NodePlan> = Api::all(client.clone());
     let plan = plans.get("n0").await.unwrap().spec;
     assert_eq!((plan.slos[0].slo.name.as_str(), plan.functions[0].name.as_str()), ("acme_web", "acme_nat"));
+    let spec = &plan.functions[0].spec;
+    assert_eq!((spec.zygote, spec.resources.as_ref().and_then(|most| most.memory_mib)), (true, Some(512)));
     event(client, "acme", "SLO", "web", "Admitted").await;
     promise(client, "acme", "huge", 900e6).await;
     let status = state(client, "acme", "huge", "refused").await.status.unwrap();

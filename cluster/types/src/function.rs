@@ -26,8 +26,14 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.exec) || (!has(self.args) && !has(self.env))").message(
-        "args and env are of a program on the node: name it in exec; an NF of pods has them in the template of its pods"
+    validation = Rule::new("has(self.exec) || (!has(self.args) && !has(self.env) && !has(self.resources))").message(
+        "args, env and resources are of a program on the node: name it in exec; an NF of pods has them in the template of its pods"
+    ),
+    validation = Rule::new("has(self.exec) || !has(self.zygote) || !self.zygote").message(
+        "zygote is of a program on the node, which the daemon forks: name it in exec; pods are started as they are"
+    ),
+    validation = Rule::new("has(self.exec) || !has(self.storage) || !self.storage").message(
+        "storage is of a program on the node, which has a filter: name it in exec; what a pod may do, its own template says"
     )
 )]
 pub struct NetworkFunctionSpec {
@@ -47,6 +53,33 @@ pub struct NetworkFunctionSpec {
     /// Its name in profiles. Left out: its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiled_as: Option<String>,
+    /// What an instance may take at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+    /// Whether it keeps state beyond its process by the library's storage, and so needs io_uring,
+    /// which the filter of system calls then allows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub storage: bool,
+    /// Whether instances are forked from a process that has made the handler (a zygote). They start
+    /// fast and share unchanged memory. For programs in callback style that have one thread when
+    /// the handler is made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub zygote: bool,
+}
+
+/// What an instance may take at most.
+#[derive(KubeSchema, Deserialize, Serialize, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Resources {
+    /// Most memory, in MiB: its own, and shared memory that it touches first. Above that the kernel
+    /// kills it. Left out: the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1 << 24))]
+    pub memory_mib: Option<u32>,
+    /// Most processes and threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_194_304))]
+    pub pids: Option<u32>,
 }
 
 /// Where an NF runs.

@@ -38,7 +38,7 @@ use kube::CustomResourceExt;
 
 pub use chain::{Match, ServiceChain, ServiceChainSpec, ServiceChainStatus};
 pub use class::{ServerClass, ServerClassSpec};
-pub use function::{NetworkFunction, NetworkFunctionSpec, NetworkFunctionStatus};
+pub use function::{NetworkFunction, NetworkFunctionSpec, NetworkFunctionStatus, Resources};
 pub use plan::{NodePlan, NodePlanSpec, NodePlanStatus, PlannedChain, PlannedFunction, Use};
 pub use profile::{NfProfile, NfProfileSpec};
 pub use request::{CacheSource, ProfileRequest, ProfileRequestSpec, ProfileRequestStatus, Progress};
