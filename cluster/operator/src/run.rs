@@ -22,7 +22,7 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_cluster_plan::pods;
+use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Better, Key, Memo, Round, World, place};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
@@ -572,17 +572,18 @@ impl Operator {
                 continue;
             }
             let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
-            let of = news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid));
+            let of = match &decision {
+                // There is none yet that could have events.
+                Decision::Create(new) => self.world.slos.get(&Key::new(&pod.namespace, &new.slo)).map(|slo| slo.object_ref(&())),
+                _ => Some(news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid))),
+            };
             let (held, term) = (self.held.clone(), self.term);
             let leads = move || held.borrow().is_some_and(|held| Some(held.term) == term && Instant::now() < held.until);
             let work = async move {
                 let done = write::carry_out(client, limit, &decision, leads).await;
-                let news = match &done {
-                    Ok(None) => Some(news::evicted()),
-                    Ok(Some(_)) => None,
-                    Err(error) => news::of_pod(error),
-                };
-                herald.say(&of, news);
+                if let Some(of) = of {
+                    herald.say(&of, news::of_pod(&decision, &done));
+                }
                 done.map(|pod| pod.map(Event::Apply).map(Change::Pod))
             };
             todo.insert(job, Box::pin(work));
@@ -627,6 +628,8 @@ impl Operator {
             let is_unsure = match &done {
                 Ok(_) => false,
                 Err(error) if self.unsure_pods.contains(key) => !write::is_gone(error),
+                // One that is made late waits at the gate.
+                Err(_) if !self.world.pods.contains_key(key) => false,
                 Err(error) => Failure::is_doubtful(error) || write::is_conflict(error),
             };
             match is_unsure {

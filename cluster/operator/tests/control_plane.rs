@@ -46,6 +46,8 @@ fn main() {
         done("an SLO is admitted, and what has no room says so");
         pods(&client).await;
         done("gated pods get their nodes");
+        images(&client).await;
+        done("pods of an image are made for their instances, replaced one after the other, and deleted");
         missing(&client).await;
         done("an SLO whose chain or NF is deleted goes on, and says so");
         fence(&client).await;
@@ -124,10 +126,15 @@ async fn refusals(client: &Client) {
         assert!(said.contains(message), "{said}");
     }
     let nfs = [
-        (json!({"args": ["-v"]}), "args, env and resources are of a program on the node: name it in exec"),
-        (json!({"resources": {"memoryMib": 64}}), "args, env and resources are of a program on the node: name it in exec"),
+        (json!({"args": ["-v"]}), "args, env and resources are of a program or an image: name it in exec"),
+        (json!({"resources": {"memoryMib": 64}}), "args, env and resources are of a program or an image: name it in exec"),
         (json!({"zygote": true}), "zygote is of a program on the node"),
+        (json!({"image": "a", "zygote": true}), "zygote is of a program on the node"),
         (json!({"storage": true}), "storage is of a program on the node"),
+        (json!({"exec": "a", "image": "b"}), "write one of exec and image"),
+        (json!({"exec": "a", "command": ["b"]}), "command is what runs of an image"),
+        (json!({"image": ""}), "image is empty"),
+        (json!({"image": "a", "resources": {"pids": 5}}), "pids bounds a program of the node"),
         (json!({"exec": "a", "resources": {"memoryMib": 0}}), "greater than or equal to 1"),
         (json!({"exec": "a", "resources": {"pids": 5_000_000}}), "less than or equal to 4194304"),
     ];
@@ -234,6 +241,109 @@ async fn pods(client: &Client) {
     })
     .await;
     assert_eq!(of(&next), of(&bound[0]));
+}
+
+/// Does with the pods of an SLO what a kubelet would: those that run are ready, and those that are
+/// deleted go. Returns them.
+async fn kubelet(pods: &Api<Pod>, slo: &str) -> Vec<Pod> {
+    let of = ListParams::default().labels(&format!("{}={slo}", labels::SLO));
+    let all = pods.list(&of).await.unwrap().items;
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    for pod in &all {
+        let name = pod.metadata.name.as_deref().unwrap();
+        // Each of them may have gone meanwhile.
+        if pod.metadata.deletion_timestamp.is_some() {
+            let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+            let _ = pods.delete(name, &at_once).await;
+        } else if is_bound(pod) {
+            let _ = pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&ready)).await;
+        }
+    }
+    all
+}
+
+fn is_bound(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn image(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.containers.first()?.image.as_deref()
+}
+
+async fn images(client: &Client) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "acme");
+    let nf = |image: &str| {
+        let spec = json!({"image": image, "args": ["--fast"], "profiledAs": "nat", "resources": {"memoryMib": 64}});
+        json!({"metadata": {"name": "boxed", "namespace": "acme"}, "spec": spec})
+    };
+    apply::<NetworkFunction>(client, &nf("nf:1")).await.unwrap();
+    let mut object = chain("acme", "boxed");
+    object["spec"]["services"] = json!(["boxed"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    apply::<Slo>(client, &reserved("acme", "boxed", 12e6)).await.unwrap();
+    let slo = state(client, "acme", "boxed", "kept").await;
+    let status = slo.status.unwrap();
+    let count = usize::try_from(status.instances).unwrap();
+    assert!(count > 1, "{status:?}");
+    let runs = |image_of: &'static str| {
+        let pods = pods.clone();
+        wait("each instance has its pod", move || {
+            let pods = pods.clone();
+            async move {
+                let all = kubelet(&pods, "boxed").await;
+                let is_it = |pod: &&Pod| is_bound(pod) && image(pod) == Some(image_of);
+                (all.len() == count && all.iter().filter(is_it).count() == count).then_some(all)
+            }
+        })
+    };
+    let first = runs("nf:1").await;
+    for pod in &first {
+        let (spec, number) = (pod.spec.as_ref().unwrap(), &pod.metadata.labels.as_ref().unwrap()[labels::INSTANCE]);
+        assert!(status.nodes.split(' ').any(|node| spec.node_name.as_deref() == Some(node)), "{pod:?}");
+        let nf = spec.containers[0].env.iter().flatten().find(|one| one.name == "SLUICE_NF").unwrap();
+        assert_eq!(nf.value.as_ref(), Some(&format!("acme_boxed/{number}")));
+        let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!((owner.kind.as_str(), Some(&owner.uid)), ("SLO", slo.metadata.uid.as_ref()));
+    }
+    // One that goes is followed by one of the same name.
+    let (gone, uid) = (first[0].metadata.name.clone().unwrap(), first[0].metadata.uid.clone());
+    pods.delete(&gone, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await.unwrap();
+    wait("it is made again", || async {
+        let pod = pods.get_opt(&gone).await.ok()??;
+        (pod.metadata.uid != uid && is_bound(&pod)).then_some(())
+    })
+    .await;
+    runs("nf:1").await;
+    apply::<NetworkFunction>(client, &nf("nf:2")).await.unwrap();
+    wait("all have the next image", || async {
+        let all = kubelet(&pods, "boxed").await;
+        let up: Vec<&Pod> = all.iter().filter(|pod| is_bound(pod)).collect();
+        assert!(up.len() + 1 >= count, "one at a time is replaced");
+        (up.len() == count && up.iter().all(|pod| image(pod) == Some("nf:2"))).then_some(())
+    })
+    .await;
+    // Nobody else makes pods of it.
+    let other: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "other", "labels": {labels::SLO: "boxed", labels::FUNCTION: "boxed"}},
+        "spec": {"schedulingGates": [{"name": labels::GATE}], "containers": [{"name": "nf", "image": "nf:1"}]},
+    }))
+    .unwrap();
+    pods.create(&PostParams::default(), &other).await.unwrap();
+    wait("it is said why it waits", || async {
+        let said = pods.get("other").await.ok()?.metadata.annotations?.get(labels::REFUSED)?.clone();
+        said.contains("the operator makes its pods").then_some(())
+    })
+    .await;
+    pods.delete("other", &DeleteParams::default()).await.unwrap();
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("boxed", &DeleteParams::default()).await.unwrap();
+    wait("its pods are gone", || async { kubelet(&pods, "boxed").await.is_empty().then_some(()) }).await;
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    wait("no node runs it", || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        all.iter().all(|plan| plan.spec.functions.iter().all(|one| one.function != "boxed")).then_some(())
+    })
+    .await;
 }
 
 /// Waits for an event of an object with this reason.

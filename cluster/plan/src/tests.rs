@@ -2,6 +2,7 @@
 
 mod admission;
 mod change;
+mod images;
 mod moves;
 mod on_demand;
 mod random;

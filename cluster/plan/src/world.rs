@@ -67,6 +67,21 @@ pub struct Pod {
     pub is_ending: bool,
     /// Why it is not bound, as its annotation says.
     pub refused: Option<String>,
+    /// What matters besides, if the operator has made it.
+    pub made: Option<Made>,
+}
+
+/// What matters of a pod that the operator has made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Made {
+    /// The identity of its SLO.
+    pub owner: String,
+    /// What of its NF it was made of.
+    pub template: String,
+    /// Whether its container runs and is ready.
+    pub is_ready: bool,
+    /// Whether it has ended, and is not being deleted.
+    pub has_ended: bool,
 }
 
 /// The objects as last read. A change of nodes, classes, profiles, chains or functions also raises

@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 
 use sluice_api::promise::{Promise, Promises};
-use sluice_cluster_types::{Match, NetworkFunctionSpec, NodePlanStatus, PlannedChain, PlannedFunction, Resources, ServiceChainSpec};
+use sluice_cluster_types::{
+    Match, NetworkFunctionSpec, NodePlanStatus, PlannedChain, PlannedFunction, Resources, ServiceChainSpec,
+};
 use sluice_slo::assignment::Promised;
 use sluice_slo::examples::{shape, slo};
 use sluice_slo::placement::{Instance, PlacedServer};
