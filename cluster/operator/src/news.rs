@@ -14,7 +14,7 @@ use kube::{Client, Error};
 use sluice_cluster_plan::Key;
 use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, ROLLED_OUT};
-use sluice_cluster_types::{NetworkFunctionStatus, NodePlan, ServiceChainStatus, SloStatus};
+use sluice_cluster_types::{NetworkFunctionStatus, NodePlan, SloStatus};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tracing::{debug, warn};
 
@@ -104,9 +104,10 @@ pub fn of_slo(before: &SloStatus, after: &SloStatus) -> Vec<News> {
     news
 }
 
-/// What is new of a chain.
-pub fn of_chain(before: &ServiceChainStatus, after: &ServiceChainStatus) -> Vec<News> {
-    let Some(accepted) = Pair::of(ACCEPTED, &before.conditions, &after.conditions) else { return Vec::new() };
+/// What is new of a chain, a profile or a class, by its conditions.
+pub fn accepted(before: Option<&Vec<Condition>>, after: &[Condition]) -> Vec<News> {
+    let before = before.map(Vec::as_slice).unwrap_or_default();
+    let Some(accepted) = Pair::of(ACCEPTED, before, after) else { return Vec::new() };
     let bad = accepted.is_worse().then(|| News::bad(&accepted.is.reason, "Accept", &accepted.is.message));
     let good = (accepted.is("True") && accepted.was("False")).then(|| News::good("Accepted", "Accept", &accepted.is.message));
     bad.into_iter().chain(good).collect()

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Resource};
-use kube::core::NamespaceResourceScope;
+use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::runtime::watcher::Event;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
@@ -269,6 +269,8 @@ impl Operator {
             Job::Slo(key) => self.world.slos.get(key).map(|one| format!("{:?}", one.status)),
             Job::Chain(key) => self.world.chains.get(key).map(|one| format!("{:?}", one.status)),
             Job::Function(key) => self.world.functions.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Profile(key) => self.world.profiles.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Class(name) => self.world.classes.get(name).map(|one| format!("{:?}", one.status)),
             _ => None,
         }
     }
@@ -524,17 +526,34 @@ impl Operator {
         for (key, status) in all.slos {
             let Some(slo) = self.world.slos.get(&key) else { continue };
             let news = news::of_slo(&slo.status.clone().unwrap_or_default(), &status);
-            todo.insert(Job::Slo(key), self.status(slo, status, news, Change::Slo));
+            let work = self.status(self.within(&key), slo, status, news, |slo| Change::Slo(Event::Apply(slo)));
+            todo.insert(Job::Slo(key), work);
         }
         for (key, status) in all.chains {
             let Some(chain) = self.world.chains.get(&key) else { continue };
-            let news = news::of_chain(&chain.status.clone().unwrap_or_default(), &status);
-            todo.insert(Job::Chain(key), self.status(chain, status, news, Change::Chain));
+            let news = news::accepted(chain.status.as_ref().map(|status| &status.conditions), &status.conditions);
+            let work = self.status(self.within(&key), chain, status, news, |chain| Change::Chain(Event::Apply(chain)));
+            todo.insert(Job::Chain(key), work);
         }
         for (key, status) in all.functions {
             let Some(function) = self.world.functions.get(&key) else { continue };
             let news = news::of_function(&function.status.clone().unwrap_or_default(), &status);
-            todo.insert(Job::Function(key), self.status(function, status, news, Change::Function));
+            let work = self.status(self.within(&key), function, status, news, |function| Change::Function(Event::Apply(function)));
+            todo.insert(Job::Function(key), work);
+        }
+        for (key, status) in all.profiles {
+            let Some(profile) = self.world.profiles.get(&key) else { continue };
+            let news = news::accepted(profile.status.as_ref().map(|status| &status.conditions), &status.conditions);
+            let wrap = |profile| Change::Profile(Event::Apply(DeserializeGuard(Ok(profile))));
+            let work = self.status(self.within(&key), profile, status, news, wrap);
+            todo.insert(Job::Profile(key), work);
+        }
+        for (name, status) in all.classes {
+            let Some(class) = self.world.classes.get(&name) else { continue };
+            let news = news::accepted(class.status.as_ref().map(|status| &status.conditions), &status.conditions);
+            let wrap = |class| Change::Class(Event::Apply(DeserializeGuard(Ok(class))));
+            let work = self.status(Api::all(self.client.clone()), class, status, news, wrap);
+            todo.insert(Job::Class(name), work);
         }
         let (refusals, new) = news::refusals(&self.refusals, self.world.plans.values());
         self.refusals = refusals;
@@ -591,24 +610,33 @@ impl Operator {
         (todo, pods_left)
     }
 
+    /// The objects of a namespace.
+    fn within<K>(&self, key: &Key) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
     /// Writes the status of an object, and then says what is new of it.
     fn status<K>(
         &self,
+        api: Api<K>,
         object: &K,
         status: impl Serialize + Debug + Send + 'static,
         news: Vec<News>,
-        wrap: fn(Event<K>) -> Change,
+        wrap: fn(K) -> Change,
     ) -> Work
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (client, limit, herald) = (self.client.clone(), self.limit, self.herald.clone());
+        let (limit, herald) = (self.limit, self.herald.clone());
         let of: ObjectReference = object.object_ref(&());
-        let key = feed::key(object);
+        let name = object.name_any();
         Box::pin(async move {
-            let object = write::status::<K>(client, limit, &key, status).await?;
+            let object = write::status::<K>(api, limit, &name, status).await?;
             herald.say(&of, news);
-            Ok(Some(wrap(Event::Apply(object))))
+            Ok(Some(wrap(object)))
         })
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams, PostParams, Preconditions, Resource};
-use kube::core::NamespaceResourceScope;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -73,13 +72,12 @@ pub async fn delete_plan(client: &Client, limit: Duration, known: &NodePlan) -> 
 ///
 /// # Errors
 /// The object is gone, or no answer.
-pub async fn status<K>(client: Client, limit: Duration, key: &Key, status: impl Serialize + Debug) -> Result<K, Error>
+pub async fn status<K>(api: Api<K>, limit: Duration, name: &str, status: impl Serialize + Debug) -> Result<K, Error>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let api: Api<K> = Api::namespaced(client, &key.namespace);
     let body = json!({"apiVersion": K::api_version(&()), "kind": K::kind(&()), "status": status});
-    within(limit, api.patch_status(&key.name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
+    within(limit, api.patch_status(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
 }
 
 /// Reads a plan that may have been written. If it may be written yet, by a request that is on its

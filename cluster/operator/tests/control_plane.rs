@@ -18,7 +18,8 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
 use serde_json::{Value, json};
-use sluice_cluster_types::{NetworkFunction, NodePlan, ProfileRequest, ServerClass, ServiceChain, Slo, labels};
+use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ProfileRequest, ServerClass, ServiceChain, Slo, labels};
+use sluice_slo::examples::{profile, shape};
 use testbed::{Plane, Process};
 
 const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
@@ -48,6 +49,8 @@ fn main() {
         done("gated pods get their nodes");
         images(&client).await;
         done("pods of an image are made for their instances, replaced one after the other, and deleted");
+        supply(&client).await;
+        done("profiles and classes say what they are good for, and what is wrong");
         missing(&client).await;
         done("an SLO whose chain or NF is deleted goes on, and says so");
         fence(&client).await;
@@ -358,6 +361,53 @@ async fn event(client: &Client, namespace: &str, kind: &str, name: &str, reason:
         all.into_iter().find(is_it)
     })
     .await
+}
+
+async fn supply(client: &Client) {
+    let profiles: Api<NfProfile> = Api::namespaced(client.clone(), "acme");
+    let says = |name: &'static str, reason: &'static str, message: &'static str| {
+        let profiles = profiles.clone();
+        wait(reason, move || {
+            let profiles = profiles.clone();
+            async move {
+                let status = profiles.get(name).await.ok()?.status?;
+                let one = status.conditions.first()?;
+                (one.reason == reason && one.message.contains(message)).then_some(status.slos)
+            }
+        })
+    };
+    assert_eq!(says("nat", "Used", "classes of its processor: a").await, 1);
+    let mut other = json!({"metadata": {"name": "other", "namespace": "acme"}, "spec": {"profile": profile()}});
+    other["spec"]["profile"]["key"]["cpu"] = json!("B");
+    apply::<NfProfile>(client, &other).await.unwrap();
+    says("other", "NoServer", "profile it on one of their nodes").await;
+    profiles.delete("other", &DeleteParams::default()).await.unwrap();
+    let classes: Api<ServerClass> = Api::all(client.clone());
+    let class = |reason: &'static str, message: &'static str| {
+        let classes = classes.clone();
+        wait(reason, move || {
+            let classes = classes.clone();
+            async move {
+                let status = classes.get("a").await.ok()?.status?;
+                let one = status.conditions.first()?;
+                (one.reason == reason && one.message.contains(message)).then_some((status.nodes, status.fitting))
+            }
+        })
+    };
+    assert_eq!(class("Fits", "3 of 3 nodes").await, (3, 3));
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let report = |has: Value| {
+        let plans = plans.clone();
+        async move {
+            let status = Patch::Merge(json!({"status": {"has": has}}));
+            plans.patch_status("n2", &PatchParams::default(), &status).await.unwrap();
+        }
+    };
+    report(json!({"cpu": shape().cpu, "cores": 1, "ways": 0, "memoryMib": 0})).await;
+    assert_eq!(class("NodeDiffers", "as n2, which has 1 cores").await, (3, 2));
+    event(client, "default", "ServerClass", "a", "NodeDiffers").await;
+    report(Value::Null).await;
+    assert_eq!(class("Fits", "3 of 3 nodes").await, (3, 3));
 }
 
 async fn missing(client: &Client) {

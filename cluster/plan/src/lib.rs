@@ -54,6 +54,7 @@ mod round;
 pub mod search;
 mod share;
 pub mod status;
+mod supply;
 mod wish;
 mod world;
 

@@ -8,6 +8,7 @@ mod on_demand;
 mod random;
 mod refusals;
 mod scale;
+mod supply;
 mod tenants;
 
 use std::collections::BTreeMap;
@@ -16,8 +17,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use sluice_cluster_types::{
-    Match, NetworkFunction, NetworkFunctionSpec, NfProfile, NfProfileSpec, NodePlan, NodePlanStatus, Reserved, ServerClassSpec,
-    ServiceChain, ServiceChainSpec, Slo, SloSpec, SloStatus, Use,
+    Match, NetworkFunction, NetworkFunctionSpec, NfProfile, NfProfileSpec, NodePlan, NodePlanStatus, Reserved, ServerClass,
+    ServerClassSpec, ServiceChain, ServiceChainSpec, Slo, SloSpec, SloStatus, Use,
 };
 use sluice_slo::examples::{profile, shape};
 use sluice_slo::placement::{Instance, Placement};
@@ -82,7 +83,7 @@ impl Cluster {
     /// Empty nodes that run an agent, and a profile of `nat` in the namespace `t`.
     fn new(nodes: usize) -> Self {
         let mut world = World::default();
-        world.classes.insert("a".into(), class());
+        world.classes.insert("a".into(), ServerClass::new("a", class()));
         let labels: BTreeMap<String, String> = class().node_selector;
         for i in 0..nodes {
             world.nodes.insert(node_name(i), good_node(&labels));

@@ -1,6 +1,6 @@
 //! What an SLO asks for, as far as its objects say.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use sluice_cluster_types::{
     Footprint, Match, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChain, ServiceChainSpec, Slo, name,
@@ -68,6 +68,33 @@ impl<'a> Profiles<'a> {
             _ => format!("there are profiles of it with the traffic {}: name one of these, or profile it", quoted(&known)),
         };
         Err(Why::new("NoProfile", format!("no NFProfile in {namespace} is of {workload} with the traffic \"{traffic}\": {rest}")))
+    }
+}
+
+/// What a profile is good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It is the newest of its kind: how many SLOs can be planned by it.
+    Newest(usize),
+    /// A newer one counts.
+    Older,
+    /// Why it cannot be used.
+    Bad(String),
+}
+
+impl Profiles<'_> {
+    /// What each profile is good for. SLOs are planned by those of their wishes.
+    pub fn standings(&self, world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Standing> {
+        let newest: HashSet<*const Profile> = self.0.values().flatten().flatten().map(|one| std::ptr::from_ref(*one)).collect();
+        let mut used: HashMap<*const Profile, usize> = HashMap::new();
+        for profile in wishes.iter().flat_map(|wish| &wish.profiles) {
+            *used.entry(std::ptr::from_ref(*profile)).or_default() += 1;
+        }
+        let of = |profile: &Profile| match std::ptr::from_ref(profile) {
+            own if newest.contains(&own) => Standing::Newest(used.get(&own).copied().unwrap_or(0)),
+            _ => profile.check().map_or_else(|error| Standing::Bad(error.to_string()), |()| Standing::Older),
+        };
+        world.profiles.iter().map(|(key, profile)| (key.clone(), of(&profile.spec.profile))).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node as KubeNode;
-use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClassSpec, ServiceChain, Slo};
+use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClass, ServiceChain, Slo};
 
 /// Namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,7 +89,7 @@ pub struct Made {
 #[derive(Debug, Clone, Default)]
 pub struct World {
     pub nodes: BTreeMap<String, Node>,
-    pub classes: BTreeMap<String, ServerClassSpec>,
+    pub classes: BTreeMap<String, ServerClass>,
     pub functions: BTreeMap<Key, NetworkFunction>,
     pub chains: BTreeMap<Key, ServiceChain>,
     pub slos: BTreeMap<Key, Slo>,

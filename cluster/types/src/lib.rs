@@ -37,10 +37,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 
 pub use chain::{Match, ServiceChain, ServiceChainSpec, ServiceChainStatus};
-pub use class::{ServerClass, ServerClassSpec};
+pub use class::{ServerClass, ServerClassSpec, ServerClassStatus};
 pub use function::{NetworkFunction, NetworkFunctionSpec, NetworkFunctionStatus, Resources};
-pub use plan::{NodePlan, NodePlanSpec, NodePlanStatus, PlannedChain, PlannedFunction, Use};
-pub use profile::{NfProfile, NfProfileSpec};
+pub use plan::{Has, NodePlan, NodePlanSpec, NodePlanStatus, PlannedChain, PlannedFunction, Use};
+pub use profile::{NfProfile, NfProfileSpec, NfProfileStatus};
 pub use request::{CacheSource, ProfileRequest, ProfileRequestSpec, ProfileRequestStatus, Progress};
 pub use slo::{Footprint, OnDemand, Reserved, Slo, SloSpec, SloStatus};
 

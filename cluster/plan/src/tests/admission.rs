@@ -80,7 +80,7 @@ fn what_cannot_be_says_what_to_do() {
     let quick = Some(Reserved { throughput_pps: 1e6, latency_us: 1.0 });
     let (reason, message) = why(&mut cluster, SloSpec { reserved: quick, ..reserved("web", 1e6) });
     assert!(reason == "Impossible" && message.contains("the shortest"), "{message}");
-    cluster.world.classes.get_mut("a").unwrap().cpu = "B".into();
+    cluster.world.classes.get_mut("a").unwrap().spec.cpu = "B".into();
     cluster.world.epoch += 1;
     let (reason, message) = why(&mut cluster, reserved("web", 1e6));
     assert!(reason == "NoServer" && message.contains("the nodes have B: profile it on one of them"), "{message}");
