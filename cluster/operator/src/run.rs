@@ -260,7 +260,7 @@ impl Operator {
     /// Whether an SLO is of a chain.
     fn is_promised(&self, chain: &Key) -> bool {
         let own = self.world.slos.range(Key::new(&chain.namespace, "")..).take_while(|(key, _)| key.namespace == chain.namespace);
-        own.map(|(_, slo)| slo).any(|slo| slo.spec.chain == chain.name)
+        own.map(|(_, slo)| slo).any(|slo| slo.spec.chain.as_ref() == Some(&chain.name))
     }
 
     /// The status of an object that the operator writes, as text.

@@ -51,6 +51,8 @@ fn main() {
         done("pods of an image are made for their instances, replaced one after the other, and deleted");
         supply(&client).await;
         done("profiles and classes say what they are good for, and what is wrong");
+        alone(&client).await;
+        done("an SLO of an NF is kept without a chain");
         missing(&client).await;
         done("an SLO whose chain or NF is deleted goes on, and says so");
         fence(&client).await;
@@ -110,6 +112,15 @@ async fn refusals(client: &Client) {
         ),
         (slo(|spec| *spec = json!({"chain": "a", "onDemand": {"latencyUs": 5.0, "mostPps": 0.0}})), "mostPps is above 0"),
         (slo(|spec| spec["chain"] = json!("")), "name a ServiceChain of this namespace"),
+        (slo(|spec| drop(spec.as_object_mut().unwrap().remove("chain"))), "an SLO is of a chain or of an NF"),
+        (slo(|spec| spec["function"] = json!("nat")), "an SLO is of a chain or of an NF"),
+        (
+            slo(|spec| {
+                spec.as_object_mut().unwrap().remove("chain");
+                spec["function"] = json!("nat");
+            }),
+            "an SLO of an NF says which packets it gets and where they leave",
+        ),
     ];
     for (object, message) in slos {
         let said = said(apply::<Slo>(client, &object).await);
@@ -408,6 +419,30 @@ async fn supply(client: &Client) {
     event(client, "default", "ServerClass", "a", "NodeDiffers").await;
     report(Value::Null).await;
     assert_eq!(class("Fits", "3 of 3 nodes").await, (3, 3));
+}
+
+async fn alone(client: &Client) {
+    let mut object = reserved("acme", "alone", 4e5);
+    let spec = object["spec"].as_object_mut().unwrap();
+    spec.remove("chain");
+    let of = json!({"function": "nat", "ingress": [{"port": "in"}], "egress": "out"});
+    spec.extend(of.as_object().unwrap().clone());
+    apply::<Slo>(client, &object).await.unwrap();
+    let status = state(client, "acme", "alone", "kept").await.status.unwrap();
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let plan = plans.get(&status.nodes).await.unwrap().spec;
+    let planned = plan.chains.iter().find(|one| one.name == "acme_alone").unwrap();
+    assert_eq!((planned.chain.services.clone(), planned.chain.egress.as_str()), (vec!["acme_nat".to_string()], "out"));
+    object["spec"]["function"] = json!("other");
+    let message = said(apply::<Slo>(client, &object).await);
+    assert!(message.contains("an SLO stays with its NF"), "{message}");
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("alone", &DeleteParams::default()).await.unwrap();
+    wait("no node runs it", || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        all.iter().all(|plan| plan.spec.chains.iter().all(|one| one.name != "acme_alone")).then_some(())
+    })
+    .await;
 }
 
 async fn missing(client: &Client) {

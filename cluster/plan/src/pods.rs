@@ -49,12 +49,16 @@ fn refusal(world: &World, key: &Key, pod: &Pod) -> Option<String> {
     let Some(slo) = world.slos.get(&Key::new(namespace, &pod.slo)) else {
         return Some(format!("there is no SLO \"{}\" in {namespace}: make it, or {}", pod.slo, of(labels::SLO)));
     };
-    // Without the chain, the SLO's condition says so.
-    let chain = world.chains.get(&Key::new(namespace, &slo.spec.chain))?;
-    let (services, function) = (&chain.spec.services, &pod.function);
+    let services = match (&slo.spec.chain, &slo.spec.function) {
+        // Without the chain, the SLO's condition says so.
+        (Some(chain), _) => world.chains.get(&Key::new(namespace, chain))?.spec.services.as_slice(),
+        (None, function) => function.as_slice(),
+    };
+    let function = &pod.function;
     if !services.contains(function) {
         let (has, fix) = (services.join(", "), of(labels::FUNCTION));
-        return Some(format!("the chain \"{}\" of its SLO has no function \"{function}\", only {has}: {fix}", slo.spec.chain));
+        let of = slo.spec.chain.as_ref().map_or("its SLO".into(), |chain| format!("the chain \"{chain}\" of its SLO"));
+        return Some(format!("{of} has no function \"{function}\", only {has}: {fix}"));
     }
     let has_image = world.functions.get(&Key::new(namespace, function)).is_some_and(|one| one.spec.image.is_some());
     has_image

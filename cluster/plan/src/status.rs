@@ -71,7 +71,7 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
 
 /// Whether a chain can be planned, as far as other objects matter.
 fn of_chain(world: &World, memo: &Memo, owners: &HashMap<(&str, &str), &Key>, key: &Key, chain: &ServiceChain) -> State {
-    if let Err(why) = functions(world, &key.namespace, chain) {
+    if let Err(why) = functions(world, &key.namespace, &chain.spec.services) {
         return State::new(ACCEPTED, Some(false), why.reason, why.message);
     }
     let Some(slo) = owners.get(&(key.namespace.as_str(), key.name.as_str())) else {

@@ -67,7 +67,7 @@ fn class() -> ServerClassSpec {
 
 fn reserved(chain: &str, throughput_pps: f64) -> SloSpec {
     let reserved = Some(Reserved { throughput_pps, latency_us: 1000.0 });
-    SloSpec { chain: chain.into(), traffic: Some("64 B".into()), reserved, ..SloSpec::default() }
+    SloSpec { chain: Some(chain.into()), traffic: Some("64 B".into()), reserved, ..SloSpec::default() }
 }
 
 /// A node that is ready, with an agent.
@@ -122,7 +122,8 @@ impl Cluster {
     fn ask_in(&mut self, namespace: &str, name: &str, spec: SloSpec, from: Match) {
         let ingress = vec![from];
         let chain = ServiceChainSpec { services: vec!["nat".into()], ingress, egress: "out".into(), ..ServiceChainSpec::default() };
-        self.world.chains.insert(Key::new(namespace, &spec.chain), ServiceChain::new(&spec.chain, chain));
+        let of = spec.subject();
+        self.world.chains.insert(Key::new(namespace, of), ServiceChain::new(of, chain));
         self.world.slos.insert(Key::new(namespace, name), Slo::new(name, spec));
         self.world.epoch += 1;
     }

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | [`NetworkFunction`] | namespace | users | what an NF is: a node's program, or pods |
 //! | [`ServiceChain`] | namespace | users | which packets pass which NFs, in order |
-//! | [`Slo`] | namespace | users | what is promised to a chain |
+//! | [`Slo`] | namespace | users | what is promised to a chain or an NF |
 //! | [`NfProfile`] | namespace | users | what an NF or a chain can do on a processor |
 //! | [`ServerClass`] | cluster | users | what the nodes with these labels have for NFs |
 //! | [`NodePlan`] | cluster | `sluice-operator` | what one node runs; its status is the node's |

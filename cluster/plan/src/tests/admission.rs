@@ -108,3 +108,42 @@ fn a_node_without_an_agent_gets_nothing() {
     cluster.run();
     assert!(cluster.is_kept("web"), "{:?}", cluster.status("web"));
 }
+
+#[test]
+fn an_slo_of_an_nf_is_planned_as_a_chain_of_it_alone() {
+    let mut cluster = Cluster::new(2);
+    let of_nf = |port: &str| SloSpec {
+        function: Some("nat".into()),
+        chain: None,
+        ingress: vec![Match { port: Some(port.into()), ..Match::default() }],
+        egress: Some("out".into()),
+        ..reserved("", 1e6)
+    };
+    for name in ["one", "two"] {
+        cluster.world.slos.insert(Key::new("t", name), Slo::new(name, of_nf("in")));
+    }
+    cluster.run();
+    // An NF has as many SLOs as wanted.
+    for name in ["one", "two"] {
+        assert!(cluster.is_kept(name) && cluster.said(name) == ("kept".into(), "Placed".into()), "{:?}", cluster.status(name));
+    }
+    let chain = |cluster: &Cluster| {
+        let node = cluster.nodes("one").remove(0);
+        cluster.world.plans[&node].spec.chains.iter().find(|chain| chain.name == "t_one").unwrap().chain.clone()
+    };
+    let planned = chain(&cluster);
+    assert_eq!((planned.services, planned.ingress, planned.egress), (vec!["t_nat".into()], of_nf("in").ingress, "out".into()));
+    // Its packets change as those of a chain.
+    cluster.world.slos.get_mut(&Key::new("t", "one")).unwrap().spec = of_nf("other");
+    cluster.run();
+    assert_eq!(chain(&cluster).ingress, of_nf("other").ingress);
+    assert!(cluster.is_kept("one"));
+    // Those of another tenant are not its own.
+    cluster.tenant("a");
+    cluster.ask_in("a", "web", reserved("web", 1e6), Match { port: Some("other".into()), ..Match::default() });
+    cluster.run();
+    assert_eq!(cluster.memo.why[&Key::new("a", "web")].reason, "IngressTaken");
+    cluster.world.functions.remove(&Key::new("t", "nat"));
+    cluster.run();
+    assert_eq!(cluster.said("one"), ("degraded".into(), "NoFunction".into()));
+}
