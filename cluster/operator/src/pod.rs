@@ -67,7 +67,7 @@ pub fn made(pod: &Pod) -> Option<Made> {
     let owner = owners.find(|owner| owner.controller == Some(true) && is_slo(&owner.kind, &owner.api_version))?;
     let template = pod.labels().get(labels::TEMPLATE)?.clone();
     let status = pod.status.as_ref();
-    let mut conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
     let phase = status.and_then(|status| status.phase.as_deref());
     Some(Made {
         owner: owner.uid.clone(),

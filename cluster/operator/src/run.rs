@@ -244,7 +244,8 @@ impl Operator {
         // Somebody else has written the status, or an old request that came late.
         let is_other = !is_new && before != self.status_of(&job);
         match &job {
-            // No plan depends on these.
+            // No plan depends on these. The status of an NF says how far those are that were made.
+            Job::Pod(key) if is_new && self.world.pods.get(key).is_some_and(|pod| pod.made.is_some()) => Due::Follow,
             Job::Pod(_) if is_new => Due::Pods,
             Job::Chain(chain) if is_new && !self.is_promised(chain) => Due::Follow,
             _ if is_new => Due::Round,

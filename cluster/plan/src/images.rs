@@ -65,6 +65,15 @@ pub enum Fate {
     Gone,
 }
 
+/// How far the pods of an NF are with its image.
+#[derive(Debug, Default)]
+pub struct Turnover<'a> {
+    /// Pods that are to be replaced.
+    pub old: usize,
+    /// One of the others that is not ready.
+    pub waits: Option<&'a Key>,
+}
+
 /// The pods that instances want.
 pub struct Images<'a>(BTreeMap<Place, Wanted<'a>>);
 
@@ -117,6 +126,22 @@ impl<'a> Images<'a> {
     pub fn missing<'b>(&'b self, world: &'b World, has: &'b BTreeSet<Place>) -> impl Iterator<Item = NewPod> + 'b {
         let without = self.0.iter().filter(|(place, _)| !has.contains(*place));
         without.map(|((_, _, number), wanted)| wanted.pod(*number)).filter(|new| !world.pods.contains_key(&new.pod))
+    }
+
+    /// How far the pods of each NF are, by namespace and function.
+    pub fn turnover<'b>(&self, world: &'b World) -> HashMap<(&'b str, &'b str), Turnover<'b>> {
+        let mut all: HashMap<(&str, &str), Turnover<'_>> = HashMap::new();
+        for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending && !self.is_empty()) {
+            let Some((made, number)) = pod.made.as_ref().zip(pod.instance) else { continue };
+            let place = (name::on_node(&key.namespace, &pod.slo), pod.function.clone(), number);
+            let of = all.entry((&key.namespace, &pod.function)).or_default();
+            match self.fate(&place, pod, made) {
+                Fate::Old => of.old += 1,
+                Fate::Current if !made.is_ready => of.waits = of.waits.or(Some(key)),
+                Fate::Current | Fate::Gone => {}
+            }
+        }
+        all
     }
 
     /// Whether each place of an NF has a pod that is ready: one of `ready`.

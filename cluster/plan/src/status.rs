@@ -10,6 +10,7 @@ use sluice_cluster_types::{
 };
 
 use crate::health::{is_settled, is_silent, refusal, see_agents};
+use crate::images::{Images, Turnover};
 use crate::ingress::INGRESS_TAKEN;
 use crate::round::Memo;
 use crate::supply;
@@ -58,11 +59,14 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
             statuses.chains.push((key.clone(), ServiceChainStatus { observed_generation: generation, conditions }));
         }
     }
+    let images = Images::of(world);
+    let turnover = images.turnover(world);
     for (key, function) in &world.functions {
         let on_node = name::on_node(&key.namespace, &key.name);
         let on = by_function.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
-        let waits = memo.waits_for(&on_node);
-        statuses.functions.extend(of_function(function, on, waits, now).map(|status| (key.clone(), status)));
+        let pods = turnover.get(&(key.namespace.as_str(), key.name.as_str()));
+        let far = Far { waits_for: memo.waits_for(&on_node), pods };
+        statuses.functions.extend(of_function(function, on, &far, now).map(|status| (key.clone(), status)));
     }
     statuses.profiles = supply::profiles(world, &memo.standings, now);
     statuses.classes = supply::classes(world, now);
@@ -83,15 +87,23 @@ fn of_chain(world: &World, memo: &Memo, owners: &HashMap<(&str, &str), &Key>, ke
     }
 }
 
+/// How far a change of an NF is.
+struct Far<'a> {
+    /// The node that it waits for.
+    waits_for: Option<&'a str>,
+    /// The NF's pods, if the operator makes them.
+    pods: Option<&'a Turnover<'a>>,
+}
+
 fn of_function(
     function: &NetworkFunction,
     on: &[(&NodePlan, &PlannedFunction)],
-    waits: Option<&str>,
+    far: &Far<'_>,
     now: &Time,
 ) -> Option<NetworkFunctionStatus> {
     let is_current = |(plan, one): &&(&NodePlan, &PlannedFunction)| one.spec == function.spec && is_settled(plan);
     let (nodes, current) = (on.len() as i64, on.iter().filter(is_current).count() as i64);
-    let state = rolled_out(on, nodes, current, waits);
+    let state = rolled_out(on, nodes, current, far);
     let before = function.status.clone().unwrap_or_default();
     let observed_generation = function.metadata.generation;
     let is_same = before.observed_generation == observed_generation && (before.nodes, before.current) == (nodes, current);
@@ -102,13 +114,18 @@ fn of_function(
     Some(NetworkFunctionStatus { observed_generation, nodes, current, conditions })
 }
 
-fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64, waits_for: Option<&str>) -> State {
+fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64, far: &Far<'_>) -> State {
     let refusing = on.iter().find_map(|(plan, _)| Some((&plan.spec.server.name, refusal(plan)?)));
     match refusing {
         None if nodes == 0 => State::new(ROLLED_OUT, Some(true), "Unused", "no node runs it"),
+        None if current == nodes && far.pods.is_some_and(|pods| pods.old > 0) => {
+            let waits = |key: &Key| format!("; the pod {key} is waited for, which is not ready: kubectl describe pod says why");
+            let (old, waits) = far.pods.map(|pods| (pods.old, pods.waits.map(waits).unwrap_or_default())).unwrap_or_default();
+            State::new(ROLLED_OUT, Some(false), "Rolling", format!("{old} pods are of what it was before{waits}"))
+        }
         None if current == nodes => State::new(ROLLED_OUT, Some(true), "Current", format!("all {nodes} nodes run it as it is")),
         None => {
-            let waits = waits_for.map(|node| format!("; node {node} is waited for: see sluice-node there")).unwrap_or_default();
+            let waits = far.waits_for.map(|node| format!("; node {node} is waited for: see sluice-node there")).unwrap_or_default();
             State::new(ROLLED_OUT, Some(false), "Rolling", format!("{current} of {nodes} nodes run it as it is{waits}"))
         }
         Some((node, why)) => {

@@ -142,6 +142,13 @@ fn another_image_goes_from_pod_to_pod_and_stops_at_one_that_does_not_start() {
     assert_eq!(kinds(&act(&mut cluster.world)), [0, 0, 1]);
     while !act(&mut cluster.world).is_empty() {}
     assert_eq!((left(&cluster), cluster.world.pods.len()), (count - 1, count), "the new one is not ready");
+    let rolled = |cluster: &Cluster| {
+        let all = statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).functions;
+        all[0].1.conditions[0].clone()
+    };
+    let said = rolled(&cluster);
+    assert!(said.reason == "Rolling" && said.message.starts_with(&format!("{} pods are of", count - 1)), "{said:?}");
+    assert!(said.message.contains("; the pod t/web-nat-") && said.message.contains("is waited for"), "{said:?}");
     // The next image replaces the one that does not start first.
     image(&mut cluster, "nf:2");
     cluster.run();
@@ -151,6 +158,7 @@ fn another_image_goes_from_pod_to_pod_and_stops_at_one_that_does_not_start() {
         ready(&mut cluster.world);
     }
     assert!(bind(&cluster.world).is_empty() && cluster.world.pods.len() == count);
+    assert_eq!(rolled(&cluster).reason, "Current");
     // Pods of another SLO of that name are none of this one's.
     cluster.world.slos.get_mut(&Key::new("t", "web")).unwrap().metadata.uid = Some("other".into());
     assert_eq!(kinds(&bind(&cluster.world)), [0, 0, 1]);
