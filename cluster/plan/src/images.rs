@@ -88,12 +88,13 @@ impl<'a> Images<'a> {
                 continue;
             }
             for chain in &plan.chains {
-                let own = || with.iter().copied().filter(|function| chain.chain.services.contains(&function.name));
-                let slo = world.slos.get(&Key::new(&chain.namespace, &chain.slo)).filter(|_| own().next().is_some());
+                let own: Vec<&PlannedFunction> =
+                    with.iter().copied().filter(|function| chain.chain.services.contains(&function.name)).collect();
+                let slo = world.slos.get(&Key::new(&chain.namespace, &chain.slo)).filter(|_| !own.is_empty());
                 // What is left of an SLO that is gone wants nothing.
                 let Some(slo) = slo else { continue };
                 let owner = slo.metadata.uid.as_deref().unwrap_or_default();
-                for function in own() {
+                for function in own {
                     let known = templates.get(function.name.as_str()).filter(|(spec, _)| **spec == function.spec);
                     let template = known.map_or_else(|| template(&function.spec), |(_, template)| template.clone());
                     for instance in plan.server.instances.iter().filter(|one| one.slo == chain.name) {
@@ -124,8 +125,8 @@ impl<'a> Images<'a> {
 
     /// The pods that are to be made: `has` are the places with one that is bound.
     pub fn missing<'b>(&'b self, world: &'b World, has: &'b BTreeSet<Place>) -> impl Iterator<Item = NewPod> + 'b {
-        let without = self.0.iter().filter(|(place, _)| !has.contains(*place));
-        without.map(|((_, _, number), wanted)| wanted.pod(*number)).filter(|new| !world.pods.contains_key(&new.pod))
+        let without = self.0.iter().filter(move |(place, _)| !has.contains(*place));
+        without.map(|((_, _, number), wanted)| wanted.pod(*number)).filter(move |new| !world.pods.contains_key(&new.pod))
     }
 
     /// How far the pods of each NF are, by namespace and function.
