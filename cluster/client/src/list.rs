@@ -53,7 +53,7 @@ fn table(slos: &[Slo], has_namespaces: bool) -> Table {
         let promise = slo.spec.promise();
         let mut cells = vec![
             slo.name_any().into(),
-            slo.spec.chain.as_str().into(),
+            slo.spec.subject().into(),
             word(state(slo)),
             promised(promise.as_ref()).into(),
             micros(promise.map(|promise| promise.latency_us())).into(),

@@ -97,7 +97,8 @@ fn print(slo: &Slo, plans: &[&NodePlan], as_json: bool, out: &mut dyn Write) -> 
     let promise = slo.spec.promise().map(|promise| promise.to_string()).unwrap_or_default();
     writeln!(out, "{namespace}/{own}: {promise}\nit is {}", state(slo))?;
     let traffic = slo.spec.traffic.as_ref().map(|traffic| format!(", traffic: {traffic}")).unwrap_or_default();
-    writeln!(out, "chain {}{traffic}", slo.spec.chain)?;
+    let kind = if slo.spec.function.is_some() { "NF" } else { "chain" };
+    writeln!(out, "{kind} {}{traffic}", slo.spec.subject())?;
     conditions(slo).print(out, colour())?;
     if !instances.is_empty() {
         writeln!(out)?;

@@ -47,7 +47,7 @@ pub async fn read(cluster: &Cluster) -> anyhow::Result<World> {
     let alive = alive(&leases, Timestamp::now());
     Ok(World {
         nodes: nodes.iter().map(|one| (one.name_any(), node(one, &alive))).collect(),
-        classes: classes.map(|class| (class.name_any(), class.spec)).collect(),
+        classes: classes.map(|class| (class.name_any(), class)).collect(),
         functions: functions.into_iter().map(|one| (key(&one), one)).collect(),
         chains: chains.into_iter().map(|one| (key(&one), one)).collect(),
         slos: slos.into_iter().map(|one| (key(&one), one)).collect(),
@@ -180,7 +180,7 @@ pub mod tests {
             }}),
         );
         let mut world = World::default();
-        world.classes.insert("a".into(), class.spec);
+        world.classes.insert("a".into(), class);
         for name in ["n0", "n1"] {
             let ready = json!({"metadata": {"name": name, "labels": {"class": "a"}}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
             world.nodes.insert(name.into(), node(&serde_json::from_value(ready).unwrap(), &[labels::lease_of(name)].into()));

@@ -10,11 +10,12 @@
 //! A daemon that does not answer refuses nothing: the next turn tries again. Nor does one that
 //! fails: it is asked a few times before that is reported.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sluice_api::config::Config;
-use sluice_cluster_types::{NodePlanSpec, Use};
+use sluice_api::promise::Promises;
+use sluice_cluster_types::{Has, NodePlanSpec, Use};
 use sluice_slo::assignment::Assignment;
 use tracing::warn;
 
@@ -46,6 +47,9 @@ pub struct Agent<D> {
     /// How SLOs are kept, as the daemon last said.
     uses: Vec<Use>,
     notes: Vec<String>,
+    /// What the node has for NFs, and when that was looked at.
+    has: Option<Has>,
+    looked: Option<Instant>,
 }
 
 /// A plan that the daemon did not take over.
@@ -77,7 +81,8 @@ impl<D: Daemon> Agent<D> {
             }
             Err(_) => None,
         };
-        Self { daemon, base, kept, applied, held: None, between: None, failures: 0, uses: Vec::new(), notes: Vec::new() }
+        let (uses, notes) = (Vec::new(), Vec::new());
+        Self { daemon, base, kept, applied, held: None, between: None, failures: 0, uses, notes, has: None, looked: None }
     }
 
     /// The plan that the daemon keeps, or kept when the agent last ran.
@@ -103,7 +108,9 @@ impl<D: Daemon> Agent<D> {
         // What is not known now is as it was: that nothing runs would be another thing to say.
         if let Ok(promises) = &promises {
             self.uses = report::uses(promises);
+            self.look_at_node(promises, now);
         }
+        turn.status.has.clone_from(&self.has);
         turn.status.uses.clone_from(&self.uses);
         turn.status.applied_revision = self.applied.as_ref().map_or(0, |applied| applied.revision);
         turn.status.notes.clone_from(&self.notes);
@@ -112,6 +119,14 @@ impl<D: Daemon> Agent<D> {
         }
         turn.trouble = self.trouble(kept.err(), promises.err());
         turn
+    }
+
+    /// Finds out now and then what the node has: configuration and host may have changed.
+    fn look_at_node(&mut self, promises: &Promises, now: Instant) {
+        if self.looked.is_none_or(|at| now >= at + AGAIN) {
+            self.looked = Some(now);
+            self.has = self.base().ok().and_then(|config| report::has(&config, promises, Path::new("/")));
+        }
     }
 
     /// What keeps the daemon from the plan, by the errors of a turn.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sluice_api::config::{Chain, Config, PortRange, Rule, Service};
-use sluice_cluster_types::{Match, NodePlanSpec, PlannedChain, PlannedFunction};
+use sluice_cluster_types::{Match, NetworkFunctionSpec, NodePlanSpec, PlannedChain, PlannedFunction};
 use sluice_slo::assignment::Assignment;
 use sluice_slo::slo::Promise;
 
@@ -89,13 +89,32 @@ fn chosen<'a, T>(new: &'a [T], old: &'a [T], name: impl Fn(&T) -> &String) -> Ve
 /// attach, by the sockets of their SLOs.
 fn service(function: &PlannedFunction) -> Result<Service, MergeError> {
     let PlannedFunction { name, namespace, spec, .. } = function;
-    let written = match &spec.exec {
+    let mut written = json!({"name": name, "tenant": namespace, "instances": 0});
+    match &spec.exec {
         Some(exec) => {
-            json!({"name": name, "exec": exec, "args": spec.args, "env": spec.env, "tenant": namespace, "instances": 0})
+            extend(&mut written, program(exec, spec));
+            let limits = spec.resources.clone().unwrap_or_default();
+            extend(&mut written, json!({"zygote": spec.zygote, "memory": limits.memory_mib}));
+            // The daemon has a limit of its own.
+            if let Some(pids) = limits.pids {
+                written["pids"] = pids.into();
+            }
         }
-        None => json!({"name": name, "attach": true, "tenant": namespace, "instances": 0}),
-    };
+        None => written["attach"] = true.into(),
+    }
     serde_json::from_value(written).map_err(|error| MergeError::Function { name: name.clone(), why: error.to_string() })
+}
+
+/// How an NF's program is started, by the keys of the daemon's configuration.
+pub fn program(exec: &str, spec: &NetworkFunctionSpec) -> Value {
+    json!({"exec": exec, "args": spec.args, "env": spec.env, "storage": spec.storage})
+}
+
+/// Adds the keys of one object to another.
+pub fn extend(to: &mut Value, from: Value) {
+    if let (Some(to), Value::Object(from)) = (to.as_object_mut(), from) {
+        to.extend(from);
+    }
 }
 
 fn rule(chain: &PlannedChain, i: usize, from: &Match) -> Rule {

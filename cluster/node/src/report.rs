@@ -1,8 +1,12 @@
 //! What the agent reports of its node.
 
+use std::path::Path;
+
+use sluice_api::config::Config;
 use sluice_api::promise::{Promise, Promises};
 use sluice_cluster_types::condition::{READY, State};
-use sluice_cluster_types::{NodePlanStatus, Use};
+use sluice_cluster_types::{Has, NodePlanStatus, Use};
+use sluice_dra::Host;
 
 use crate::turn::{Trouble, Turn};
 
@@ -32,6 +36,22 @@ pub fn uses(promises: &Promises) -> Vec<Use> {
     promises.promises.iter().map(use_of).collect()
 }
 
+/// What the node has for NFs, by the daemon's configuration and report; none if no cores are for
+/// them. `system` is the root directory of `/sys` and `/proc`.
+pub fn has(config: &Config, promises: &Promises, system: &Path) -> Option<Has> {
+    // Where the cache cannot be read here, its ways are unknown.
+    let host = Host::of(config, promises, system).or_else(|_| Host::of(config, &Promises::default(), system)).ok()?;
+    Some(Has { cpu: host.cpu, cores: host.cores, ways: host.ways, memory_mib: memory_mib(system).unwrap_or(0) })
+}
+
+/// Memory of the whole node, in MiB.
+fn memory_mib(system: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(system.join("proc/meminfo")).ok()?;
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024)
+}
+
 /// The condition of a plan.
 pub fn ready(turn: &Turn, revision: i64) -> State {
     let is_not = |reason, why: &str| State::new(READY, Some(false), reason, why);
@@ -52,7 +72,7 @@ pub fn is_news(before: &NodePlanStatus, now: &NodePlanStatus) -> bool {
     let of = |status: &NodePlanStatus| {
         let uses = status.uses.iter().map(|one| (one.slo.clone(), one.state.clone(), one.offered_pps > 0.0, one.asks_for));
         let plan = (status.observed_revision, status.applied_revision, status.refused.clone());
-        (plan, status.profiling, status.notes.clone(), uses.collect::<Vec<_>>())
+        (plan, status.profiling, status.notes.clone(), status.has.clone(), uses.collect::<Vec<_>>())
     };
     of(before) != of(now)
 }
@@ -71,5 +91,26 @@ mod tests {
         assert!(!is_news(&status(1e6, "kept"), &status(2e6, "kept")));
         assert!(is_news(&status(1e6, "kept"), &status(0.0, "kept")), "an instance can go");
         assert!(is_news(&status(1e6, "kept"), &status(1e6, "violated")));
+        let has = Some(Has { cores: 3, ..Has::default() });
+        assert!(is_news(&status(1e6, "kept"), &NodePlanStatus { has, ..status(1e6, "kept") }));
+    }
+
+    #[test]
+    fn what_a_node_has_is_what_its_daemon_and_its_system_say() {
+        let root = tempfile::tempdir().unwrap();
+        let config: Config = toml::from_str("[promises]\ncores = [1, 2]\n").unwrap();
+        let promises = Promises { cache: "none".into(), ..Promises::default() };
+        let bare = has(&config, &promises, root.path()).unwrap();
+        assert_eq!(bare, Has { cores: 2, ..Has::default() });
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemTotal:       65536000 kB\nMemFree: 1 kB\n").unwrap();
+        std::fs::write(root.path().join("proc/cpuinfo"), "model name\t: A\n").unwrap();
+        // A cache that cannot be read hides nothing else.
+        let resctrl = format!("resctrl = {:?}\n", root.path().join("none"));
+        let config: Config = toml::from_str(&format!("[promises]\ncores = [1, 2]\n{resctrl}")).unwrap();
+        let promises = Promises { cache: "resctrl".into(), ..Promises::default() };
+        let found = has(&config, &promises, root.path());
+        assert_eq!(found, Some(Has { cpu: "A".into(), cores: 2, ways: 0, memory_mib: 64_000 }));
+        assert_eq!(has(&Config::default(), &promises, root.path()), None);
     }
 }

@@ -15,7 +15,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use sluice_cluster_plan::{Key, Node, Pod, World};
-use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClass, ServiceChain, Slo, labels};
+use sluice_cluster_types::{Has, NetworkFunction, NfProfile, NodePlan, ServerClass, ServiceChain, Slo, labels};
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::warn;
 
@@ -154,10 +154,10 @@ impl Lists {
                 None => world.plans.remove(&key.name).is_some(),
             }),
             Change::Class(event) => lists.each(world, "class", event, |world, key, class| {
-                world.epoch += 1;
                 let class = readable(&key, class);
-                set(&mut world.classes, key.name, class.map(|class| class.spec));
-                true
+                let is_new = put(&mut world.classes, key.name, class);
+                world.epoch += u64::from(is_new);
+                is_new
             }),
             Change::Function(event) => lists.each(world, "function", event, |world, key, object| {
                 let is_new = put(&mut world.functions, key, object);
@@ -172,9 +172,8 @@ impl Lists {
             Change::Slo(event) => lists.each(world, "slo", event, |world, key, object| put(&mut world.slos, key, object)),
             Change::Profile(event) => lists.each(world, "profile", event, |world, key, object| {
                 let object = readable(&key, object);
-                let is_new = spec_differs(world.profiles.get(&key), object.as_ref());
+                let is_new = put(&mut world.profiles, key, object);
                 world.epoch += u64::from(is_new);
-                set(&mut world.profiles, key, object);
                 is_new
             }),
             Change::Lease(event) => self.take_lease(world, event),
@@ -189,6 +188,10 @@ impl Lists {
             Change::Slo(Event::Apply(slo)) => is_known(&world.slos, slo),
             Change::Chain(Event::Apply(chain)) => is_known(&world.chains, chain),
             Change::Function(Event::Apply(function)) => is_known(&world.functions, function),
+            Change::Profile(Event::Apply(DeserializeGuard(Ok(profile)))) => is_known(&world.profiles, profile),
+            Change::Class(Event::Apply(DeserializeGuard(Ok(class)))) => {
+                world.classes.get(&class.name_any()).is_some_and(|known| known.uid() == class.uid())
+            }
             _ => true,
         };
         is_there && self.take(world, answer)
@@ -302,7 +305,7 @@ fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
 }
 
 /// Puts an object, or that it is gone, where it belongs. Returns whether its spec is another one.
-fn put<K: ResourceExt>(map: &mut BTreeMap<Key, K>, key: Key, object: Option<K>) -> bool {
+fn put<I: Ord, K: ResourceExt>(map: &mut BTreeMap<I, K>, key: I, object: Option<K>) -> bool {
     let known = map.get(&key);
     if is_behind(known, object.as_ref()) {
         return false;
@@ -349,15 +352,16 @@ pub fn put_plan(world: &mut World, plan: NodePlan) -> bool {
 /// for.
 type Said<'a> = (&'a str, &'a str, bool, Option<u32>);
 
-/// What a node says: its revisions, whether it profiles, why it refuses, and how its SLOs are kept.
-type Report<'a> = ([i64; 2], bool, Option<&'a str>, Vec<Said<'a>>);
+/// What a node says: its revisions, whether it profiles, why it refuses, what it has, and how its
+/// SLOs are kept.
+type Report<'a> = ([i64; 2], bool, Option<&'a str>, Option<&'a Has>, Vec<Said<'a>>);
 
 /// What a node says, without the numbers, which change all the time and decide nothing.
 fn said(plan: &NodePlan) -> Option<Report<'_>> {
     let status = plan.status.as_ref()?;
     let uses = status.uses.iter().map(|one| (one.slo.as_str(), one.state.as_str(), one.offered_pps > 0.0, one.asks_for));
     let revisions = [status.observed_revision, status.applied_revision];
-    Some((revisions, status.profiling, status.refused.as_deref(), uses.collect()))
+    Some((revisions, status.profiling, status.refused.as_deref(), status.has.as_ref(), uses.collect()))
 }
 
 fn convert_pod(pod: &KubePod) -> Pod {
@@ -372,6 +376,7 @@ fn convert_pod(pod: &KubePod) -> Pod {
         is_gated: pod::is_gated(pod),
         refused: pod.annotations().get(labels::REFUSED).cloned(),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
+        made: pod::made(pod),
     }
 }
 

@@ -24,6 +24,8 @@ pub enum Job {
     Slo(Key),
     Chain(Key),
     Function(Key),
+    Profile(Key),
+    Class(String),
     /// The plan of a node, written in a round.
     Plan(String),
     /// Everything that is read before it leads.
@@ -52,8 +54,10 @@ impl Job {
             Change::Slo(event) => of(event).map(Self::Slo),
             Change::Chain(event) => of(event).map(Self::Chain),
             Change::Function(event) => of(event).map(Self::Function),
+            Change::Profile(event) => of(event).map(Self::Profile),
+            Change::Class(event) => of(event).map(|key| Self::Class(key.name)),
             Change::Plan(event) => of(event).map(|key| Self::Plan(key.name)),
-            Change::Node(_) | Change::Class(_) | Change::Profile(_) | Change::Lease(_) => None,
+            Change::Node(_) | Change::Lease(_) => None,
         }
     }
 }

@@ -12,8 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Error};
 use sluice_cluster_plan::Key;
+use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, ROLLED_OUT};
-use sluice_cluster_types::{NetworkFunctionStatus, NodePlan, ServiceChainStatus, SloStatus};
+use sluice_cluster_types::{NetworkFunctionStatus, NodePlan, SloStatus};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tracing::{debug, warn};
 
@@ -103,9 +104,10 @@ pub fn of_slo(before: &SloStatus, after: &SloStatus) -> Vec<News> {
     news
 }
 
-/// What is new of a chain.
-pub fn of_chain(before: &ServiceChainStatus, after: &ServiceChainStatus) -> Vec<News> {
-    let Some(accepted) = Pair::of(ACCEPTED, &before.conditions, &after.conditions) else { return Vec::new() };
+/// What is new of a chain, a profile or a class, by its conditions.
+pub fn accepted(before: Option<&Vec<Condition>>, after: &[Condition]) -> Vec<News> {
+    let before = before.map(Vec::as_slice).unwrap_or_default();
+    let Some(accepted) = Pair::of(ACCEPTED, before, after) else { return Vec::new() };
     let bad = accepted.is_worse().then(|| News::bad(&accepted.is.reason, "Accept", &accepted.is.message));
     let good = (accepted.is("True") && accepted.was("False")).then(|| News::good("Accepted", "Accept", &accepted.is.message));
     bad.into_iter().chain(good).collect()
@@ -121,23 +123,30 @@ pub fn of_function(before: &NetworkFunctionStatus, after: &NetworkFunctionStatus
     bad.into_iter().chain(good).collect()
 }
 
-/// A pod that the API server does not let the operator place, or evict.
-pub fn of_pod(error: &Error) -> Option<News> {
-    match error {
-        Error::Api(status) if !matches!(status.code, 404 | 409) && status.code < 500 => {
+/// What is new of a pod of which this was decided: that it goes, or that the API server does not
+/// let the operator make, place or evict it.
+pub fn of_pod<T>(decision: &Decision, done: &Result<Option<T>, Error>) -> Option<News> {
+    match (done, decision) {
+        (Ok(Some(_)), _) => None,
+        (Ok(None), Decision::Delete { .. }) => Some(News::good(
+            "Deleted",
+            "Place",
+            "no plan has an instance for it any more, or its NF has another image or is started otherwise: then another pod follows",
+        )),
+        (Ok(None), _) => Some(News::good(
+            "Evicted",
+            "Place",
+            "no plan has an instance for it any more; what made it can make another, which waits at the gate",
+        )),
+        (Err(Error::Api(status)), Decision::Create(new)) if status.code == 409 => {
+            let note = format!("another pod has the name {}, by which the operator would make one: delete it", new.pod.name);
+            Some(News::bad("PodRefused", "Place", note))
+        }
+        (Err(Error::Api(status)), _) if !matches!(status.code, 404 | 409) && status.code < 500 => {
             Some(News::bad("PodRefused", "Place", format!("the API server refuses what the plan asks for: {}", status.message)))
         }
-        _ => None,
+        (Err(_), _) => None,
     }
-}
-
-/// A pod that is evicted.
-pub fn evicted() -> News {
-    News::good(
-        "Evicted",
-        "Place",
-        "no plan has an instance for it any more; what made it can make another, which waits at the gate",
-    )
 }
 
 /// A node whose agent is silent.

@@ -17,12 +17,12 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Resource};
-use kube::core::NamespaceResourceScope;
+use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::runtime::watcher::Event;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_cluster_plan::pods;
+use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Better, Key, Memo, Round, World, place};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
@@ -244,7 +244,8 @@ impl Operator {
         // Somebody else has written the status, or an old request that came late.
         let is_other = !is_new && before != self.status_of(&job);
         match &job {
-            // No plan depends on these.
+            // No plan depends on these. The status of an NF says how far those are that were made.
+            Job::Pod(key) if is_new && self.world.pods.get(key).is_some_and(|pod| pod.made.is_some()) => Due::Follow,
             Job::Pod(_) if is_new => Due::Pods,
             Job::Chain(chain) if is_new && !self.is_promised(chain) => Due::Follow,
             _ if is_new => Due::Round,
@@ -260,7 +261,7 @@ impl Operator {
     /// Whether an SLO is of a chain.
     fn is_promised(&self, chain: &Key) -> bool {
         let own = self.world.slos.range(Key::new(&chain.namespace, "")..).take_while(|(key, _)| key.namespace == chain.namespace);
-        own.map(|(_, slo)| slo).any(|slo| slo.spec.chain == chain.name)
+        own.map(|(_, slo)| slo).any(|slo| slo.spec.chain.as_ref() == Some(&chain.name))
     }
 
     /// The status of an object that the operator writes, as text.
@@ -269,6 +270,8 @@ impl Operator {
             Job::Slo(key) => self.world.slos.get(key).map(|one| format!("{:?}", one.status)),
             Job::Chain(key) => self.world.chains.get(key).map(|one| format!("{:?}", one.status)),
             Job::Function(key) => self.world.functions.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Profile(key) => self.world.profiles.get(key).map(|one| format!("{:?}", one.status)),
+            Job::Class(name) => self.world.classes.get(name).map(|one| format!("{:?}", one.status)),
             _ => None,
         }
     }
@@ -524,17 +527,34 @@ impl Operator {
         for (key, status) in all.slos {
             let Some(slo) = self.world.slos.get(&key) else { continue };
             let news = news::of_slo(&slo.status.clone().unwrap_or_default(), &status);
-            todo.insert(Job::Slo(key), self.status(slo, status, news, Change::Slo));
+            let work = self.status(self.within(&key), slo, status, news, |slo| Change::Slo(Event::Apply(slo)));
+            todo.insert(Job::Slo(key), work);
         }
         for (key, status) in all.chains {
             let Some(chain) = self.world.chains.get(&key) else { continue };
-            let news = news::of_chain(&chain.status.clone().unwrap_or_default(), &status);
-            todo.insert(Job::Chain(key), self.status(chain, status, news, Change::Chain));
+            let news = news::accepted(chain.status.as_ref().map(|status| &status.conditions), &status.conditions);
+            let work = self.status(self.within(&key), chain, status, news, |chain| Change::Chain(Event::Apply(chain)));
+            todo.insert(Job::Chain(key), work);
         }
         for (key, status) in all.functions {
             let Some(function) = self.world.functions.get(&key) else { continue };
             let news = news::of_function(&function.status.clone().unwrap_or_default(), &status);
-            todo.insert(Job::Function(key), self.status(function, status, news, Change::Function));
+            let work = self.status(self.within(&key), function, status, news, |function| Change::Function(Event::Apply(function)));
+            todo.insert(Job::Function(key), work);
+        }
+        for (key, status) in all.profiles {
+            let Some(profile) = self.world.profiles.get(&key) else { continue };
+            let news = news::accepted(profile.status.as_ref().map(|status| &status.conditions), &status.conditions);
+            let wrap = |profile| Change::Profile(Event::Apply(DeserializeGuard(Ok(profile))));
+            let work = self.status(self.within(&key), profile, status, news, wrap);
+            todo.insert(Job::Profile(key), work);
+        }
+        for (name, status) in all.classes {
+            let Some(class) = self.world.classes.get(&name) else { continue };
+            let news = news::accepted(class.status.as_ref().map(|status| &status.conditions), &status.conditions);
+            let wrap = |class| Change::Class(Event::Apply(DeserializeGuard(Ok(class))));
+            let work = self.status(Api::all(self.client.clone()), class, status, news, wrap);
+            todo.insert(Job::Class(name), work);
         }
         let (refusals, new) = news::refusals(&self.refusals, self.world.plans.values());
         self.refusals = refusals;
@@ -572,17 +592,18 @@ impl Operator {
                 continue;
             }
             let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
-            let of = news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid));
+            let of = match &decision {
+                // There is none yet that could have events.
+                Decision::Create(new) => self.world.slos.get(&Key::new(&pod.namespace, &new.slo)).map(|slo| slo.object_ref(&())),
+                _ => Some(news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid))),
+            };
             let (held, term) = (self.held.clone(), self.term);
             let leads = move || held.borrow().is_some_and(|held| Some(held.term) == term && Instant::now() < held.until);
             let work = async move {
                 let done = write::carry_out(client, limit, &decision, leads).await;
-                let news = match &done {
-                    Ok(None) => Some(news::evicted()),
-                    Ok(Some(_)) => None,
-                    Err(error) => news::of_pod(error),
-                };
-                herald.say(&of, news);
+                if let Some(of) = of {
+                    herald.say(&of, news::of_pod(&decision, &done));
+                }
                 done.map(|pod| pod.map(Event::Apply).map(Change::Pod))
             };
             todo.insert(job, Box::pin(work));
@@ -590,24 +611,33 @@ impl Operator {
         (todo, pods_left)
     }
 
+    /// The objects of a namespace.
+    fn within<K>(&self, key: &Key) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
     /// Writes the status of an object, and then says what is new of it.
     fn status<K>(
         &self,
+        api: Api<K>,
         object: &K,
         status: impl Serialize + Debug + Send + 'static,
         news: Vec<News>,
-        wrap: fn(Event<K>) -> Change,
+        wrap: fn(K) -> Change,
     ) -> Work
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (client, limit, herald) = (self.client.clone(), self.limit, self.herald.clone());
+        let (limit, herald) = (self.limit, self.herald.clone());
         let of: ObjectReference = object.object_ref(&());
-        let key = feed::key(object);
+        let name = object.name_any();
         Box::pin(async move {
-            let object = write::status::<K>(client, limit, &key, status).await?;
+            let object = write::status::<K>(api, limit, &name, status).await?;
             herald.say(&of, news);
-            Ok(Some(wrap(Event::Apply(object))))
+            Ok(Some(wrap(object)))
         })
     }
 
@@ -627,6 +657,8 @@ impl Operator {
             let is_unsure = match &done {
                 Ok(_) => false,
                 Err(error) if self.unsure_pods.contains(key) => !write::is_gone(error),
+                // One that is made late waits at the gate.
+                Err(_) if !self.world.pods.contains_key(key) => false,
                 Err(error) => Failure::is_doubtful(error) || write::is_conflict(error),
             };
             match is_unsure {

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams, PostParams, Preconditions, Resource};
-use kube::core::NamespaceResourceScope;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_cluster_plan::Key;
-use sluice_cluster_plan::pods::Decision;
+use sluice_cluster_plan::pods::{Decision, NewPod};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
 use sluice_slo::placement::PlacedServer;
 
@@ -73,13 +72,12 @@ pub async fn delete_plan(client: &Client, limit: Duration, known: &NodePlan) -> 
 ///
 /// # Errors
 /// The object is gone, or no answer.
-pub async fn status<K>(client: Client, limit: Duration, key: &Key, status: impl Serialize + Debug) -> Result<K, Error>
+pub async fn status<K>(api: Api<K>, limit: Duration, name: &str, status: impl Serialize + Debug) -> Result<K, Error>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let api: Api<K> = Api::namespaced(client, &key.namespace);
     let body = json!({"apiVersion": K::api_version(&()), "kind": K::kind(&()), "status": status});
-    within(limit, api.patch_status(&key.name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
+    within(limit, api.patch_status(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body))).await
 }
 
 /// Reads a plan that may have been written. If it may be written yet, by a request that is on its
@@ -120,33 +118,70 @@ pub async fn carry_out(
 }
 
 async fn decided(client: Client, decision: &Decision, leads: impl Fn() -> bool) -> Result<Option<KubePod>, Error> {
-    let key = decision.pod();
-    let api: Api<KubePod> = Api::namespaced(client, &key.namespace);
-    let pod = api.get(&key.name).await?;
-    // It may have been stopped since, and another one may lead by now.
-    if !leads() {
-        return Err(Error::Service("the lease is over".into()));
-    }
+    let Key { namespace, name } = decision.pod();
+    let api: Api<KubePod> = Api::namespaced(client, namespace);
+    let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
     match decision {
-        // It has its node by now.
-        Decision::Bind { .. } if !pod::is_gated(&pod) => Ok(Some(pod)),
-        Decision::Bind { node, number, .. } => {
-            let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-            api.patch(&key.name, &params, &Patch::Merge(pod::bound(&pod, node, *number))).await.map(Some)
+        Decision::Create(new) => {
+            still(&leads)?;
+            create(&api, new).await.map(Some)
         }
-        // It is another one of that name.
-        Decision::Evict { .. } if pod::is_gated(&pod) => Ok(Some(pod)),
+        Decision::Delete { uid, .. } => {
+            still(&leads)?;
+            api.delete(name, &only(Some(uid.clone()))).await.map(|_| None)
+        }
+        Decision::Bind { node, number, .. } => {
+            let pod = read(&api, name, &leads).await?;
+            // It has its node by now.
+            if !pod::is_gated(&pod) {
+                return Ok(Some(pod));
+            }
+            api.patch(name, &params, &Patch::Merge(pod::bound(&pod, node, *number))).await.map(Some)
+        }
         Decision::Evict { .. } => {
-            let preconditions = Some(Preconditions { resource_version: None, uid: pod.uid() });
-            let delete_options = Some(DeleteParams { preconditions, ..DeleteParams::default() });
-            let params = EvictParams { delete_options, ..EvictParams::default() };
-            api.evict(&key.name, &params).await.map(|_| None)
+            let pod = read(&api, name, &leads).await?;
+            // It is another one of that name.
+            if pod::is_gated(&pod) {
+                return Ok(Some(pod));
+            }
+            let params = EvictParams { delete_options: Some(only(pod.uid())), ..EvictParams::default() };
+            api.evict(name, &params).await.map(|_| None)
         }
         Decision::Note { why, .. } => {
-            let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+            read(&api, name, &leads).await?;
             let noted = json!({"metadata": {"annotations": {labels::REFUSED: why}}});
-            api.patch(&key.name, &params, &Patch::Merge(noted)).await.map(Some)
+            api.patch(name, &params, &Patch::Merge(noted)).await.map(Some)
         }
+    }
+}
+
+/// Reads a pod, while the operator leads.
+async fn read(api: &Api<KubePod>, name: &str, leads: &impl Fn() -> bool) -> Result<KubePod, Error> {
+    let pod = api.get(name).await?;
+    still(leads).map(|()| pod)
+}
+
+/// It may have been stopped since, and another one may lead by now.
+fn still(leads: &impl Fn() -> bool) -> Result<(), Error> {
+    if leads() { Ok(()) } else { Err(Error::Service("the lease is over".into())) }
+}
+
+/// Deletes the object of this identity, and no other one of its name.
+fn only(uid: Option<String>) -> DeleteParams {
+    DeleteParams { preconditions: Some(Preconditions { resource_version: None, uid }), ..DeleteParams::default() }
+}
+
+/// Makes a pod at the gate, unless it is there.
+async fn create(api: &Api<KubePod>, new: &NewPod) -> Result<KubePod, Error> {
+    let body: KubePod = serde_json::from_value(pod::new(new)).map_err(Error::SerdeError)?;
+    let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+    match api.create(&params, &body).await {
+        // It was made before, by a request without an answer, or by another operator.
+        Err(error) if is_conflict(&error) => {
+            let there = api.get_opt(&new.pod.name).await?;
+            there.filter(|pod| pod::made(pod).is_some_and(|made| made.owner == new.owner)).ok_or(error)
+        }
+        made => made,
     }
 }
 

@@ -251,7 +251,7 @@ async fn world(client: &Client) -> World {
     };
     World {
         nodes: all::<KubeNode>(client).await.into_iter().map(node).collect(),
-        classes: all::<ServerClass>(client).await.into_iter().map(|class| (class.name_any(), class.spec)).collect(),
+        classes: all::<ServerClass>(client).await.into_iter().map(|class| (class.name_any(), class)).collect(),
         functions: keyed(all::<NetworkFunction>(client).await),
         chains: keyed(all::<ServiceChain>(client).await),
         slos: keyed(all::<Slo>(client).await),

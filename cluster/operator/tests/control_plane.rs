@@ -18,7 +18,8 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
 use serde_json::{Value, json};
-use sluice_cluster_types::{NetworkFunction, NodePlan, ProfileRequest, ServerClass, ServiceChain, Slo, labels};
+use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ProfileRequest, ServerClass, ServiceChain, Slo, labels};
+use sluice_slo::examples::{profile, shape};
 use testbed::{Plane, Process};
 
 const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
@@ -46,6 +47,12 @@ fn main() {
         done("an SLO is admitted, and what has no room says so");
         pods(&client).await;
         done("gated pods get their nodes");
+        images(&client).await;
+        done("pods of an image are made for their instances, replaced one after the other, and deleted");
+        supply(&client).await;
+        done("profiles and classes say what they are good for, and what is wrong");
+        alone(&client).await;
+        done("an SLO of an NF is kept without a chain");
         missing(&client).await;
         done("an SLO whose chain or NF is deleted goes on, and says so");
         fence(&client).await;
@@ -105,6 +112,15 @@ async fn refusals(client: &Client) {
         ),
         (slo(|spec| *spec = json!({"chain": "a", "onDemand": {"latencyUs": 5.0, "mostPps": 0.0}})), "mostPps is above 0"),
         (slo(|spec| spec["chain"] = json!("")), "name a ServiceChain of this namespace"),
+        (slo(|spec| drop(spec.as_object_mut().unwrap().remove("chain"))), "an SLO is of a chain or of an NF"),
+        (slo(|spec| spec["function"] = json!("nat")), "an SLO is of a chain or of an NF"),
+        (
+            slo(|spec| {
+                spec.as_object_mut().unwrap().remove("chain");
+                spec["function"] = json!("nat");
+            }),
+            "an SLO of an NF says which packets it gets and where they leave",
+        ),
     ];
     for (object, message) in slos {
         let said = said(apply::<Slo>(client, &object).await);
@@ -123,9 +139,24 @@ async fn refusals(client: &Client) {
         let said = said(apply::<ServiceChain>(client, &object).await);
         assert!(said.contains(message), "{said}");
     }
-    let nf = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": {"args": ["-v"]}});
-    let message = said(apply::<NetworkFunction>(client, &nf).await);
-    assert!(message.contains("name it in exec"), "{message}");
+    let nfs = [
+        (json!({"args": ["-v"]}), "args, env and resources are of a program or an image: name it in exec"),
+        (json!({"resources": {"memoryMib": 64}}), "args, env and resources are of a program or an image: name it in exec"),
+        (json!({"zygote": true}), "zygote is of a program on the node"),
+        (json!({"image": "a", "zygote": true}), "zygote is of a program on the node"),
+        (json!({"storage": true}), "storage is of a program on the node"),
+        (json!({"exec": "a", "image": "b"}), "write one of exec and image"),
+        (json!({"exec": "a", "command": ["b"]}), "command is what runs of an image"),
+        (json!({"image": ""}), "image is empty"),
+        (json!({"image": "a", "resources": {"pids": 5}}), "pids bounds a program of the node"),
+        (json!({"exec": "a", "resources": {"memoryMib": 0}}), "greater than or equal to 1"),
+        (json!({"exec": "a", "resources": {"pids": 5_000_000}}), "less than or equal to 4194304"),
+    ];
+    for (spec, message) in nfs {
+        let nf = json!({"metadata": {"name": "bad", "namespace": "default"}, "spec": spec});
+        let said = said(apply::<NetworkFunction>(client, &nf).await);
+        assert!(said.contains(message), "{said}");
+    }
     let requests = [
         (json!({"function": "nat", "chain": "web", "class": "a"}), "write one of the two"),
         (json!({"function": "nat", "class": "a", "traffic": "noon.pcap"}), "traffic is settings"),
@@ -154,6 +185,8 @@ async fn refusals(client: &Client) {
 async fn admission(client: &Client) {
     node(client, "n0").await;
     basics(client, "acme").await;
+    let limited = json!({"exec": "sluice-nf-nat", "zygote": true, "resources": {"memoryMib": 512}});
+    apply::<NetworkFunction>(client, &json!({"metadata": {"name": "nat", "namespace": "acme"}, "spec": limited})).await.unwrap();
     promise(client, "acme", "web", 12e6).await;
     let slo = state(client, "acme", "web", "kept").await;
     // There was no other node yet.
@@ -165,6 +198,8 @@ async fn admission(client: &Client) {
     let plans: Api<NodePlan> = Api::all(client.clone());
     let plan = plans.get("n0").await.unwrap().spec;
     assert_eq!((plan.slos[0].slo.name.as_str(), plan.functions[0].name.as_str()), ("acme_web", "acme_nat"));
+    let spec = &plan.functions[0].spec;
+    assert_eq!((spec.zygote, spec.resources.as_ref().and_then(|most| most.memory_mib)), (true, Some(512)));
     event(client, "acme", "SLO", "web", "Admitted").await;
     promise(client, "acme", "huge", 900e6).await;
     let status = state(client, "acme", "huge", "refused").await.status.unwrap();
@@ -222,6 +257,109 @@ async fn pods(client: &Client) {
     assert_eq!(of(&next), of(&bound[0]));
 }
 
+/// Does with the pods of an SLO what a kubelet would: those that run are ready, and those that are
+/// deleted go. Returns them.
+async fn kubelet(pods: &Api<Pod>, slo: &str) -> Vec<Pod> {
+    let of = ListParams::default().labels(&format!("{}={slo}", labels::SLO));
+    let all = pods.list(&of).await.unwrap().items;
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    for pod in &all {
+        let name = pod.metadata.name.as_deref().unwrap();
+        // Each of them may have gone meanwhile.
+        if pod.metadata.deletion_timestamp.is_some() {
+            let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+            let _ = pods.delete(name, &at_once).await;
+        } else if is_bound(pod) {
+            let _ = pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&ready)).await;
+        }
+    }
+    all
+}
+
+fn is_bound(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn image(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.containers.first()?.image.as_deref()
+}
+
+async fn images(client: &Client) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "acme");
+    let nf = |image: &str| {
+        let spec = json!({"image": image, "args": ["--fast"], "profiledAs": "nat", "resources": {"memoryMib": 64}});
+        json!({"metadata": {"name": "boxed", "namespace": "acme"}, "spec": spec})
+    };
+    apply::<NetworkFunction>(client, &nf("nf:1")).await.unwrap();
+    let mut object = chain("acme", "boxed");
+    object["spec"]["services"] = json!(["boxed"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    apply::<Slo>(client, &reserved("acme", "boxed", 12e6)).await.unwrap();
+    let slo = state(client, "acme", "boxed", "kept").await;
+    let status = slo.status.unwrap();
+    let count = usize::try_from(status.instances).unwrap();
+    assert!(count > 1, "{status:?}");
+    let runs = |image_of: &'static str| {
+        let pods = pods.clone();
+        wait("each instance has its pod", move || {
+            let pods = pods.clone();
+            async move {
+                let all = kubelet(&pods, "boxed").await;
+                let is_it = |pod: &&Pod| is_bound(pod) && image(pod) == Some(image_of);
+                (all.len() == count && all.iter().filter(is_it).count() == count).then_some(all)
+            }
+        })
+    };
+    let first = runs("nf:1").await;
+    for pod in &first {
+        let (spec, number) = (pod.spec.as_ref().unwrap(), &pod.metadata.labels.as_ref().unwrap()[labels::INSTANCE]);
+        assert!(status.nodes.split(' ').any(|node| spec.node_name.as_deref() == Some(node)), "{pod:?}");
+        let nf = spec.containers[0].env.iter().flatten().find(|one| one.name == "SLUICE_NF").unwrap();
+        assert_eq!(nf.value.as_ref(), Some(&format!("acme_boxed/{number}")));
+        let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!((owner.kind.as_str(), Some(&owner.uid)), ("SLO", slo.metadata.uid.as_ref()));
+    }
+    // One that goes is followed by one of the same name.
+    let (gone, uid) = (first[0].metadata.name.clone().unwrap(), first[0].metadata.uid.clone());
+    pods.delete(&gone, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await.unwrap();
+    wait("it is made again", || async {
+        let pod = pods.get_opt(&gone).await.ok()??;
+        (pod.metadata.uid != uid && is_bound(&pod)).then_some(())
+    })
+    .await;
+    runs("nf:1").await;
+    apply::<NetworkFunction>(client, &nf("nf:2")).await.unwrap();
+    wait("all have the next image", || async {
+        let all = kubelet(&pods, "boxed").await;
+        let up: Vec<&Pod> = all.iter().filter(|pod| is_bound(pod)).collect();
+        assert!(up.len() + 1 >= count, "one at a time is replaced");
+        (up.len() == count && up.iter().all(|pod| image(pod) == Some("nf:2"))).then_some(())
+    })
+    .await;
+    // Nobody else makes pods of it.
+    let other: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "other", "labels": {labels::SLO: "boxed", labels::FUNCTION: "boxed"}},
+        "spec": {"schedulingGates": [{"name": labels::GATE}], "containers": [{"name": "nf", "image": "nf:1"}]},
+    }))
+    .unwrap();
+    pods.create(&PostParams::default(), &other).await.unwrap();
+    wait("it is said why it waits", || async {
+        let said = pods.get("other").await.ok()?.metadata.annotations?.get(labels::REFUSED)?.clone();
+        said.contains("the operator makes its pods").then_some(())
+    })
+    .await;
+    pods.delete("other", &DeleteParams::default()).await.unwrap();
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("boxed", &DeleteParams::default()).await.unwrap();
+    wait("its pods are gone", || async { kubelet(&pods, "boxed").await.is_empty().then_some(()) }).await;
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    wait("no node runs it", || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        all.iter().all(|plan| plan.spec.functions.iter().all(|one| one.function != "boxed")).then_some(())
+    })
+    .await;
+}
+
 /// Waits for an event of an object with this reason.
 async fn event(client: &Client, namespace: &str, kind: &str, name: &str, reason: &str) -> Event {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
@@ -234,6 +372,77 @@ async fn event(client: &Client, namespace: &str, kind: &str, name: &str, reason:
         all.into_iter().find(is_it)
     })
     .await
+}
+
+async fn supply(client: &Client) {
+    let profiles: Api<NfProfile> = Api::namespaced(client.clone(), "acme");
+    let says = |name: &'static str, reason: &'static str, message: &'static str, slos: i64| {
+        let profiles = profiles.clone();
+        wait(reason, move || {
+            let profiles = profiles.clone();
+            async move {
+                let status = profiles.get(name).await.ok()?.status?;
+                let one = status.conditions.first()?;
+                (one.reason == reason && one.message.contains(message) && status.slos == slos).then_some(())
+            }
+        })
+    };
+    says("nat", "Used", "classes of its processor: a", 1).await;
+    let mut other = json!({"metadata": {"name": "other", "namespace": "acme"}, "spec": {"profile": profile()}});
+    other["spec"]["profile"]["key"]["cpu"] = json!("B");
+    apply::<NfProfile>(client, &other).await.unwrap();
+    says("other", "NoServer", "profile it on one of their nodes", 0).await;
+    profiles.delete("other", &DeleteParams::default()).await.unwrap();
+    let classes: Api<ServerClass> = Api::all(client.clone());
+    let class = |reason: &'static str, message: &'static str| {
+        let classes = classes.clone();
+        wait(reason, move || {
+            let classes = classes.clone();
+            async move {
+                let status = classes.get("a").await.ok()?.status?;
+                let one = status.conditions.first()?;
+                (one.reason == reason && one.message.contains(message)).then_some((status.nodes, status.fitting))
+            }
+        })
+    };
+    assert_eq!(class("Fits", "3 of 3 nodes").await, (3, 3));
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let report = |has: Value| {
+        let plans = plans.clone();
+        async move {
+            let status = Patch::Merge(json!({"status": {"has": has}}));
+            plans.patch_status("n2", &PatchParams::default(), &status).await.unwrap();
+        }
+    };
+    report(json!({"cpu": shape().cpu, "cores": 1, "ways": 0, "memoryMib": 0})).await;
+    assert_eq!(class("NodeDiffers", "as n2, which has 1 cores").await, (3, 2));
+    event(client, "default", "ServerClass", "a", "NodeDiffers").await;
+    report(Value::Null).await;
+    assert_eq!(class("Fits", "3 of 3 nodes").await, (3, 3));
+}
+
+async fn alone(client: &Client) {
+    let mut object = reserved("acme", "alone", 4e5);
+    let spec = object["spec"].as_object_mut().unwrap();
+    spec.remove("chain");
+    let of = json!({"function": "nat", "ingress": [{"port": "in"}], "egress": "out"});
+    spec.extend(of.as_object().unwrap().clone());
+    apply::<Slo>(client, &object).await.unwrap();
+    let status = state(client, "acme", "alone", "kept").await.status.unwrap();
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let plan = plans.get(&status.nodes).await.unwrap().spec;
+    let planned = plan.chains.iter().find(|one| one.name == "acme_alone").unwrap();
+    assert_eq!((planned.chain.services.clone(), planned.chain.egress.as_str()), (vec!["acme_nat".to_string()], "out"));
+    object["spec"]["function"] = json!("other");
+    let message = said(apply::<Slo>(client, &object).await);
+    assert!(message.contains("an SLO stays with its NF"), "{message}");
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("alone", &DeleteParams::default()).await.unwrap();
+    wait("no node runs it", || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        all.iter().all(|plan| plan.spec.chains.iter().all(|one| one.name != "acme_alone")).then_some(())
+    })
+    .await;
 }
 
 async fn missing(client: &Client) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sluice_cluster_types::{NodePlan, ServerClassSpec};
+use sluice_cluster_types::{NodePlan, ServerClass};
 
 use crate::world::{Node, World};
 
@@ -101,11 +101,12 @@ pub fn refusal(plan: &NodePlan) -> Option<&str> {
 }
 
 /// The class of a node: the one with most labels, then the first by name.
-pub fn class<'a>(world: &'a World, node: &Node) -> Option<&'a ServerClassSpec> {
-    let selects = |class: &&ServerClassSpec| class.node_selector.iter().all(|(label, value)| node.labels.get(label) == Some(value));
+pub fn class<'a>(world: &'a World, node: &Node) -> Option<&'a ServerClass> {
+    let selects =
+        |class: &&ServerClass| class.spec.node_selector.iter().all(|(label, value)| node.labels.get(label) == Some(value));
     let selecting = world.classes.values().filter(selects);
     // Of equal ones `max_by_key` takes the last.
-    selecting.rev().max_by_key(|class| class.node_selector.len())
+    selecting.rev().max_by_key(|class| class.spec.node_selector.len())
 }
 
 /// What may be done with a node. `is_met`: its plan is for a server of its class.

@@ -27,7 +27,8 @@
 //! A change of an NF or a chain goes to one node, and to the next when that one has taken it over
 //! ([`rollout`](place)). A node that refuses stops it.
 //!
-//! Pods are bound by plans that are written, and to what they say ([`pods::bind`]).
+//! Pods are bound by plans that are written, and to what they say ([`pods::bind`]). Those of NFs
+//! with an image are made for that (`images`).
 //!
 //! When fewer nodes would do, a [`search`] beside the rounds finds SLOs that are to move, and the
 //! same rule moves them (`moves`).
@@ -42,6 +43,7 @@
 mod applied;
 mod board;
 mod health;
+mod images;
 mod ingress;
 mod keep;
 mod moves;
@@ -52,6 +54,7 @@ mod round;
 pub mod search;
 mod share;
 pub mod status;
+mod supply;
 mod wish;
 mod world;
 
@@ -60,4 +63,4 @@ mod tests;
 
 pub use moves::Better;
 pub use round::{Memo, Round, place};
-pub use world::{Key, Node, Pod, World};
+pub use world::{Key, Made, Node, Pod, World};

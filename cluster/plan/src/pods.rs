@@ -6,30 +6,39 @@
 //! which waits at the gate. So the number of pods may differ from that of instances at any time,
 //! and nothing runs that no plan holds.
 //!
-//! A pod whose labels name no SLO, or a function that the SLO's chain does not have, stays at the
-//! gate, and an annotation says why.
+//! A pod whose labels name no SLO, a function that the SLO's chain does not have, or one with an
+//! image, stays at the gate, and an annotation says why. Of NFs with an image the operator makes
+//! the pods: each for one instance, to which alone it is bound ([`NewPod`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_cluster_types::{labels, name};
 
-use crate::world::{Key, Pod, World};
+pub use crate::images::NewPod;
+use crate::images::{Fate, Images, Place};
+use crate::world::{Key, Made, Pod, World};
 
 /// What is done with a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
+    /// It is made, and waits at the gate.
+    Create(Box<NewPod>),
     /// It is the instance with this number, on this node.
     Bind { pod: Key, node: String, number: u32 },
     /// It is none any more.
     Evict { pod: Key },
+    /// The operator has made the one with this identity, and no instance wants it any more.
+    Delete { pod: Key, uid: String },
     /// Its annotation is to say why it is not bound, or nothing any more.
     Note { pod: Key, why: Option<String> },
 }
 
 impl Decision {
     pub fn pod(&self) -> &Key {
-        let (Self::Bind { pod, .. } | Self::Evict { pod } | Self::Note { pod, .. }) = self;
-        pod
+        match self {
+            Self::Create(new) => &new.pod,
+            Self::Bind { pod, .. } | Self::Evict { pod } | Self::Delete { pod, .. } | Self::Note { pod, .. } => pod,
+        }
     }
 }
 
@@ -40,73 +49,162 @@ fn refusal(world: &World, key: &Key, pod: &Pod) -> Option<String> {
     let Some(slo) = world.slos.get(&Key::new(namespace, &pod.slo)) else {
         return Some(format!("there is no SLO \"{}\" in {namespace}: make it, or {}", pod.slo, of(labels::SLO)));
     };
-    // Without the chain, the SLO's condition says so.
-    let chain = world.chains.get(&Key::new(namespace, &slo.spec.chain))?;
-    let services = &chain.spec.services;
-    (!services.contains(&pod.function)).then(|| {
-        let (function, has, fix) = (&pod.function, services.join(", "), of(labels::FUNCTION));
-        format!("the chain \"{}\" of its SLO has no function \"{function}\", only {has}: {fix}", slo.spec.chain)
-    })
+    let services = match (&slo.spec.chain, &slo.spec.function) {
+        // Without the chain, the SLO's condition says so.
+        (Some(chain), _) => world.chains.get(&Key::new(namespace, chain))?.spec.services.as_slice(),
+        (None, function) => function.as_slice(),
+    };
+    let function = &pod.function;
+    if !services.contains(function) {
+        let (has, fix) = (services.join(", "), of(labels::FUNCTION));
+        let of = slo.spec.chain.as_ref().map_or("its SLO".into(), |chain| format!("the chain \"{chain}\" of its SLO"));
+        return Some(format!("{of} has no function \"{function}\", only {has}: {fix}"));
+    }
+    let has_image = world.functions.get(&Key::new(namespace, function)).is_some_and(|one| one.spec.image.is_some());
+    has_image
+        .then(|| format!("the NF \"{function}\" has an image, so the operator makes its pods: delete this one and what makes it"))
+}
+
+/// The instances in plans that are written: node by number, by the SLO's name on nodes.
+type Instances<'a> = BTreeMap<&'a str, BTreeMap<u32, &'a str>>;
+
+/// What was found of pods, and decided.
+#[derive(Default)]
+struct Found<'a> {
+    decisions: Vec<Decision>,
+    notes: Vec<Decision>,
+    /// Those at the gate, by SLO and function.
+    waiting: BTreeMap<(String, &'a str), Vec<&'a Key>>,
+    /// Those at the gate that were made for an instance.
+    own: Vec<(&'a Key, &'a Pod, Place)>,
+    taken: BTreeSet<Place>,
+    /// Of pods that are to go, and have not gone yet: nobody else has these numbers meanwhile.
+    leaving: BTreeSet<Place>,
+    /// Places with a pod that is ready, as far as that is known.
+    ready: BTreeSet<Place>,
+    /// Pods that are to be replaced, by namespace and function.
+    old: BTreeMap<(&'a str, &'a str), Vec<(&'a Key, &'a Pod, &'a Made)>>,
 }
 
 /// What to do with pods, by the plans that are written.
 pub fn bind(world: &World) -> Vec<Decision> {
-    if world.pods.is_empty() {
+    let images = Images::of(world);
+    if world.pods.is_empty() && images.is_empty() {
         return Vec::new();
     }
-    let mut instances: BTreeMap<&str, BTreeMap<u32, &str>> = BTreeMap::new();
+    let mut instances = Instances::new();
     for (node, plan) in &world.plans {
         for one in &plan.spec.server.instances {
             instances.entry(&one.slo).or_default().insert(one.number, node);
         }
     }
-    let (mut decisions, mut notes) = (Vec::new(), Vec::new());
-    let mut waiting: BTreeMap<(String, &str), Vec<&Key>> = BTreeMap::new();
-    let mut taken: BTreeSet<(String, &str, u32)> = BTreeSet::new();
-    // Of pods that are to go, and have not gone yet: nobody else has these numbers meanwhile.
-    let mut leaving: BTreeSet<(String, &str, u32)> = BTreeSet::new();
-    for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending) {
+    let mut found = Found::default();
+    for (key, pod) in &world.pods {
+        let slo = name::on_node(&key.namespace, &pod.slo);
+        match &pod.made {
+            Some(made) if !pod.is_ending || made.has_ended => found.made(&images, key, pod, made, slo),
+            None if !pod.is_ending => found.others(world, &instances, key, pod, slo),
+            _ => {}
+        }
+    }
+    found.open(&instances);
+    found.replace(&images);
+    let mut decisions = found.decisions;
+    decisions.extend(images.missing(world, &found.taken).map(|new| Decision::Create(Box::new(new))));
+    // One thing is done with a pod at a time, and a note can wait.
+    let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
+    decisions.extend(found.notes.into_iter().filter(|note| !decided.contains(note.pod())));
+    decisions
+}
+
+impl<'a> Found<'a> {
+    /// Takes a pod that others have made.
+    fn others(&mut self, world: &World, instances: &Instances<'_>, key: &'a Key, pod: &'a Pod, slo: String) {
         let why = if pod.is_gated { refusal(world, key, pod) } else { None };
         if why != pod.refused {
-            notes.push(Decision::Note { pod: key.clone(), why: why.clone() });
+            self.notes.push(Decision::Note { pod: key.clone(), why: why.clone() });
         }
         if why.is_some() {
-            continue;
+            return;
         }
-        let slo = name::on_node(&key.namespace, &pod.slo);
-        let bound = pod.instance.zip(pod.node.as_deref()).filter(|_| !pod.is_gated);
-        match bound {
-            None if pod.is_gated => waiting.entry((slo, &pod.function)).or_default().push(key),
+        match pod.instance.zip(pod.node.as_deref()).filter(|_| !pod.is_gated) {
+            None if pod.is_gated => self.waiting.entry((slo, &pod.function)).or_default().push(key),
             // It was never at the gate, and is none of ours.
             None => {}
             Some((number, node)) => {
                 // The number of an instance that is gone may be another one's, elsewhere.
                 let is_planned = instances.get(slo.as_str()).is_some_and(|of| of.get(&number) == Some(&node));
-                let place = (slo, pod.function.as_str(), number);
+                let place = (slo, pod.function.clone(), number);
                 if !is_planned {
-                    leaving.insert(place);
-                    decisions.push(Decision::Evict { pod: key.clone() });
-                } else if !taken.insert(place) {
-                    decisions.push(Decision::Evict { pod: key.clone() });
+                    self.leaving.insert(place);
+                    self.decisions.push(Decision::Evict { pod: key.clone() });
+                } else if self.taken.insert(place.clone()) {
+                    self.ready.insert(place);
+                } else {
+                    self.decisions.push(Decision::Evict { pod: key.clone() });
                 }
             }
         }
     }
-    for ((slo, function), pods) in waiting {
-        let of = instances.get(slo.as_str()).into_iter().flatten();
-        let free = of.filter(|(number, _)| {
-            let place = (slo.clone(), function, **number);
-            !taken.contains(&place) && !leaving.contains(&place)
-        });
-        let bound = pods.into_iter().zip(free);
-        decisions.extend(bound.map(|(pod, (number, node))| Decision::Bind {
-            pod: pod.clone(),
-            node: (*node).into(),
-            number: *number,
-        }));
+
+    /// Takes a pod that the operator has made.
+    fn made(&mut self, images: &Images<'_>, key: &'a Key, pod: &'a Pod, made: &'a Made, slo: String) {
+        let place = pod.instance.map(|number| (slo, pod.function.clone(), number));
+        let fate = place.as_ref().map_or(Fate::Gone, |place| images.fate(place, pod, made));
+        match (fate, place) {
+            (Fate::Current, Some(place)) if pod.is_gated && !made.has_ended => self.own.push((key, pod, place)),
+            (Fate::Current | Fate::Old, Some(place)) if !pod.is_gated && !made.has_ended && self.taken.insert(place.clone()) => {
+                if made.is_ready {
+                    self.ready.insert(place);
+                }
+                if fate == Fate::Old {
+                    self.old.entry((&key.namespace, &pod.function)).or_default().push((key, pod, made));
+                }
+            }
+            (_, place) => {
+                if fate == Fate::Gone && !pod.is_gated {
+                    self.leaving.extend(place);
+                }
+                self.delete(key, pod);
+            }
+        }
     }
-    // One thing is done with a pod at a time, and a note can wait.
-    let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
-    decisions.extend(notes.into_iter().filter(|note| !decided.contains(note.pod())));
-    decisions
+
+    fn delete(&mut self, key: &Key, pod: &Pod) {
+        self.decisions.push(Decision::Delete { pod: key.clone(), uid: pod.uid.clone() });
+    }
+
+    /// Binds pods at the gate to instances without one.
+    fn open(&mut self, instances: &Instances<'_>) {
+        let is_free = |place: &Place| !self.taken.contains(place) && !self.leaving.contains(place);
+        let mut decisions = Vec::new();
+        for ((slo, function), pods) in std::mem::take(&mut self.waiting) {
+            let of = instances.get(slo.as_str()).into_iter().flatten();
+            let free = of.filter(|(number, _)| is_free(&(slo.clone(), function.into(), **number)));
+            let bound = pods.into_iter().zip(free);
+            decisions.extend(bound.map(|(pod, (number, node))| Decision::Bind {
+                pod: pod.clone(),
+                node: (*node).into(),
+                number: *number,
+            }));
+        }
+        for (key, pod, place) in self.own.iter().filter(|(.., place)| is_free(place)) {
+            let (node, number) = (pod.node.clone().unwrap_or_default(), place.2);
+            decisions.push(Decision::Bind { pod: (*key).clone(), node, number });
+        }
+        self.decisions.append(&mut decisions);
+    }
+
+    /// Deletes pods that are to be replaced: of an NF those that are not ready, or else one if all
+    /// others are ready.
+    fn replace(&mut self, images: &Images<'_>) {
+        for ((namespace, function), pods) in std::mem::take(&mut self.old) {
+            let are_ready = images.are_ready(namespace, function, &self.ready);
+            let unready = pods.iter().filter(|(.., made)| !made.is_ready);
+            let first = pods.first().filter(|_| are_ready);
+            for (key, pod, _) in unready.chain(first) {
+                self.delete(key, pod);
+            }
+        }
+    }
 }

@@ -16,7 +16,7 @@ use crate::moves::{Better, Moves};
 use crate::refusals::Refusals;
 use crate::rollout::{Definitions, Rollout, definitions};
 use crate::share::{self, Load, share};
-use crate::wish::{Profiles, Why, Wish, owners};
+use crate::wish::{Profiles, Standing, Why, Wish, owners};
 use crate::world::{Key, World};
 
 /// Most SLOs for which a round looks for room, so that none waits long for the others.
@@ -30,6 +30,8 @@ const SOON: Duration = Duration::from_millis(100);
 pub struct Memo {
     /// Why each SLO lacks something, by its key.
     pub why: BTreeMap<Key, Why>,
+    /// What each profile is good for, by its key.
+    pub(crate) standings: BTreeMap<Key, Standing>,
     /// SLOs without room.
     refused: BTreeMap<String, NoRoom>,
     pub(crate) refusals: Refusals,
@@ -120,6 +122,7 @@ pub fn place(world: &World, memo: &mut Memo, term: i64, now: Duration) -> Round 
     }
     let taken = ingress::taken(world, &wishes);
     wishes.retain(|wish| !taken.contains_key(wish.key));
+    memo.standings = profiles.standings(world, &wishes);
     whys.extend(taken);
     let asked: HashMap<&str, &Wish<'_>> = wishes.iter().map(|wish| (wish.name(), wish)).collect();
     let taken_back = memo.refusals.step(world, &memo.clocks, &asked, now);
@@ -153,7 +156,7 @@ pub fn board<'a>(world: &'a World, memo: &mut Memo, now: Duration) -> Board<'a> 
     let names: BTreeSet<&String> = world.nodes.keys().chain(world.plans.keys()).collect();
     let mut board = Board::default();
     for name in names {
-        let class = world.nodes.get(name).and_then(|node| health::class(world, node)).map(|class| class.shape());
+        let class = world.nodes.get(name).and_then(|node| health::class(world, node)).map(|class| class.spec.shape());
         let mut server = match (world.plans.get(name), &class) {
             (Some(plan), _) => plan.spec.server.clone(),
             (None, Some(shape)) => PlacedServer::empty(name, shape),

@@ -4,11 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, READY, ROLLED_OUT, State, are, written};
-use sluice_cluster_types::{NetworkFunctionStatus, NodePlan, PlannedFunction, ServiceChainStatus, Slo, SloStatus, Use, name};
+use sluice_cluster_types::{
+    NetworkFunction, NetworkFunctionStatus, NfProfileStatus, NodePlan, PlannedFunction, ServerClassStatus, ServiceChain,
+    ServiceChainStatus, Slo, SloStatus, Use, name,
+};
 
 use crate::health::{is_settled, is_silent, refusal, see_agents};
+use crate::images::{Images, Turnover};
 use crate::ingress::INGRESS_TAKEN;
 use crate::round::Memo;
+use crate::supply;
 use crate::wish::{Why, functions, owners};
 use crate::world::{Key, World};
 
@@ -21,6 +26,8 @@ pub struct Statuses {
     pub slos: Vec<(Key, SloStatus)>,
     pub chains: Vec<(Key, ServiceChainStatus)>,
     pub functions: Vec<(Key, NetworkFunctionStatus)>,
+    pub profiles: Vec<(Key, NfProfileStatus)>,
+    pub classes: Vec<(String, ServerClassStatus)>,
 }
 
 /// Decides which statuses are to be written.
@@ -44,52 +51,81 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
         statuses.slos.extend(of_slo(&on, slo, memo.why.get(key), now).map(|status| (key.clone(), status)));
     }
     let owners = owners(world);
-    let taken = |slo: &&Key| memo.why.get(*slo).filter(|why| why.reason == INGRESS_TAKEN);
     for (key, chain) in &world.chains {
-        let state = match functions(world, &key.namespace, chain) {
-            Err(why) => State::new(ACCEPTED, Some(false), why.reason, why.message),
-            Ok(_) => match owners.get(&(key.namespace.as_str(), key.name.as_str())) {
-                Some(slo) if taken(slo).is_some() => {
-                    State::new(ACCEPTED, Some(false), INGRESS_TAKEN, taken(slo).map(|why| why.message.clone()).unwrap_or_default())
-                }
-                Some(slo) => State::new(ACCEPTED, Some(true), "Promised", format!("the SLO \"{}\" is of it", slo.name)),
-                None => State::new(ACCEPTED, Some(true), "Unused", "no SLO is of it, so no node runs it: make one"),
-            },
-        };
-        let before = chain.status.clone().unwrap_or_default();
-        if before.observed_generation == chain.metadata.generation && are(&before.conditions, std::slice::from_ref(&state)) {
-            continue;
+        let (before, generation) = (chain.status.clone().unwrap_or_default(), chain.metadata.generation);
+        let state = of_chain(world, memo, &owners, key, chain);
+        if before.observed_generation != generation || !are(&before.conditions, std::slice::from_ref(&state)) {
+            let conditions = written(&[state], &before.conditions, generation, now);
+            statuses.chains.push((key.clone(), ServiceChainStatus { observed_generation: generation, conditions }));
         }
-        let conditions = written(&[state], &before.conditions, chain.metadata.generation, now);
-        statuses.chains.push((key.clone(), ServiceChainStatus { observed_generation: chain.metadata.generation, conditions }));
     }
+    let images = Images::of(world);
+    let turnover = images.turnover(world);
     for (key, function) in &world.functions {
         let on_node = name::on_node(&key.namespace, &key.name);
         let on = by_function.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
-        let is_current = |(plan, one): &&(&NodePlan, &PlannedFunction)| one.spec == function.spec && is_settled(plan);
-        let (nodes, current) = (on.len() as i64, on.iter().filter(is_current).count() as i64);
-        let state = rolled_out(on, nodes, current, memo.waits_for(&on_node));
-        let before = function.status.clone().unwrap_or_default();
-        let generation = function.metadata.generation;
-        let is_same = before.observed_generation == generation && (before.nodes, before.current) == (nodes, current);
-        if is_same && are(&before.conditions, std::slice::from_ref(&state)) {
-            continue;
-        }
-        let conditions = written(&[state], &before.conditions, generation, now);
-        statuses
-            .functions
-            .push((key.clone(), NetworkFunctionStatus { observed_generation: generation, nodes, current, conditions }));
+        let pods = turnover.get(&(key.namespace.as_str(), key.name.as_str()));
+        let far = Far { waits_for: memo.waits_for(&on_node), pods };
+        statuses.functions.extend(of_function(function, on, &far, now).map(|status| (key.clone(), status)));
     }
+    statuses.profiles = supply::profiles(world, &memo.standings, now);
+    statuses.classes = supply::classes(world, now);
     statuses
 }
 
-fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64, waits_for: Option<&str>) -> State {
+/// Whether a chain can be planned, as far as other objects matter.
+fn of_chain(world: &World, memo: &Memo, owners: &HashMap<(&str, &str), &Key>, key: &Key, chain: &ServiceChain) -> State {
+    if let Err(why) = functions(world, &key.namespace, &chain.spec.services) {
+        return State::new(ACCEPTED, Some(false), why.reason, why.message);
+    }
+    let Some(slo) = owners.get(&(key.namespace.as_str(), key.name.as_str())) else {
+        return State::new(ACCEPTED, Some(true), "Unused", "no SLO is of it, so no node runs it: make one");
+    };
+    match memo.why.get(*slo).filter(|why| why.reason == INGRESS_TAKEN) {
+        Some(why) => State::new(ACCEPTED, Some(false), INGRESS_TAKEN, why.message.clone()),
+        None => State::new(ACCEPTED, Some(true), "Promised", format!("the SLO \"{}\" is of it", slo.name)),
+    }
+}
+
+/// How far a change of an NF is.
+struct Far<'a> {
+    /// The node that it waits for.
+    waits_for: Option<&'a str>,
+    /// The NF's pods, if the operator makes them.
+    pods: Option<&'a Turnover<'a>>,
+}
+
+fn of_function(
+    function: &NetworkFunction,
+    on: &[(&NodePlan, &PlannedFunction)],
+    far: &Far<'_>,
+    now: &Time,
+) -> Option<NetworkFunctionStatus> {
+    let is_current = |(plan, one): &&(&NodePlan, &PlannedFunction)| one.spec == function.spec && is_settled(plan);
+    let (nodes, current) = (on.len() as i64, on.iter().filter(is_current).count() as i64);
+    let state = rolled_out(on, nodes, current, far);
+    let before = function.status.clone().unwrap_or_default();
+    let observed_generation = function.metadata.generation;
+    let is_same = before.observed_generation == observed_generation && (before.nodes, before.current) == (nodes, current);
+    if is_same && are(&before.conditions, std::slice::from_ref(&state)) {
+        return None;
+    }
+    let conditions = written(&[state], &before.conditions, observed_generation, now);
+    Some(NetworkFunctionStatus { observed_generation, nodes, current, conditions })
+}
+
+fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64, far: &Far<'_>) -> State {
     let refusing = on.iter().find_map(|(plan, _)| Some((&plan.spec.server.name, refusal(plan)?)));
     match refusing {
         None if nodes == 0 => State::new(ROLLED_OUT, Some(true), "Unused", "no node runs it"),
+        None if current == nodes && far.pods.is_some_and(|pods| pods.old > 0) => {
+            let waits = |key: &Key| format!("; the pod {key} is waited for, which is not ready: kubectl describe pod says why");
+            let (old, waits) = far.pods.map(|pods| (pods.old, pods.waits.map(waits).unwrap_or_default())).unwrap_or_default();
+            State::new(ROLLED_OUT, Some(false), "Rolling", format!("{old} pods are of what it was before{waits}"))
+        }
         None if current == nodes => State::new(ROLLED_OUT, Some(true), "Current", format!("all {nodes} nodes run it as it is")),
         None => {
-            let waits = waits_for.map(|node| format!("; node {node} is waited for: see sluice-node there")).unwrap_or_default();
+            let waits = far.waits_for.map(|node| format!("; node {node} is waited for: see sluice-node there")).unwrap_or_default();
             State::new(ROLLED_OUT, Some(false), "Rolling", format!("{current} of {nodes} nodes run it as it is{waits}"))
         }
         Some((node, why)) => {

@@ -2,11 +2,13 @@
 
 mod admission;
 mod change;
+mod images;
 mod moves;
 mod on_demand;
 mod random;
 mod refusals;
 mod scale;
+mod supply;
 mod tenants;
 
 use std::collections::BTreeMap;
@@ -15,8 +17,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use sluice_cluster_types::{
-    Match, NetworkFunction, NetworkFunctionSpec, NfProfile, NfProfileSpec, NodePlan, NodePlanStatus, Reserved, ServerClassSpec,
-    ServiceChain, ServiceChainSpec, Slo, SloSpec, SloStatus, Use,
+    Match, NetworkFunction, NetworkFunctionSpec, NfProfile, NfProfileSpec, NodePlan, NodePlanStatus, Reserved, ServerClass,
+    ServerClassSpec, ServiceChain, ServiceChainSpec, Slo, SloSpec, SloStatus, Use,
 };
 use sluice_slo::examples::{profile, shape};
 use sluice_slo::placement::{Instance, Placement};
@@ -65,7 +67,7 @@ fn class() -> ServerClassSpec {
 
 fn reserved(chain: &str, throughput_pps: f64) -> SloSpec {
     let reserved = Some(Reserved { throughput_pps, latency_us: 1000.0 });
-    SloSpec { chain: chain.into(), traffic: Some("64 B".into()), reserved, ..SloSpec::default() }
+    SloSpec { chain: Some(chain.into()), traffic: Some("64 B".into()), reserved, ..SloSpec::default() }
 }
 
 /// A node that is ready, with an agent.
@@ -81,7 +83,7 @@ impl Cluster {
     /// Empty nodes that run an agent, and a profile of `nat` in the namespace `t`.
     fn new(nodes: usize) -> Self {
         let mut world = World::default();
-        world.classes.insert("a".into(), class());
+        world.classes.insert("a".into(), ServerClass::new("a", class()));
         let labels: BTreeMap<String, String> = class().node_selector;
         for i in 0..nodes {
             world.nodes.insert(node_name(i), good_node(&labels));
@@ -120,7 +122,8 @@ impl Cluster {
     fn ask_in(&mut self, namespace: &str, name: &str, spec: SloSpec, from: Match) {
         let ingress = vec![from];
         let chain = ServiceChainSpec { services: vec!["nat".into()], ingress, egress: "out".into(), ..ServiceChainSpec::default() };
-        self.world.chains.insert(Key::new(namespace, &spec.chain), ServiceChain::new(&spec.chain, chain));
+        let of = spec.subject();
+        self.world.chains.insert(Key::new(namespace, of), ServiceChain::new(of, chain));
         self.world.slos.insert(Key::new(namespace, name), Slo::new(name, spec));
         self.world.epoch += 1;
     }

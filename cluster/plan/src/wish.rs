@@ -1,9 +1,10 @@
 //! What an SLO asks for, as far as its objects say.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
+use sluice_api::config::{OnFailure, Run};
 use sluice_cluster_types::{
-    Footprint, Match, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChain, ServiceChainSpec, Slo, name,
+    Footprint, Match, NetworkFunction, NfProfile, PlannedChain, PlannedFunction, ServiceChainSpec, Slo, name,
 };
 use sluice_slo::assignment::Promised;
 use sluice_slo::digest::Digest;
@@ -34,11 +35,27 @@ pub struct Wish<'a> {
     /// The newest profile for each processor. None on demand.
     pub profiles: Vec<&'a Profile>,
     pub footprint: Footprint,
-    chain: &'a ServiceChain,
+    way: Way<'a>,
     /// In the order of the workload's services.
     functions: Vec<(&'a Key, &'a NetworkFunction)>,
     /// Before others with the same promise.
     pub rank: (String, String),
+}
+
+/// The packets of a chain, and where they go, as its object says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Way<'a> {
+    ingress: &'a [Match],
+    egress: &'a str,
+    on_failure: OnFailure,
+    run: Run,
+}
+
+impl<'a> Way<'a> {
+    fn of(chain: &'a ServiceChainSpec) -> Self {
+        let ServiceChainSpec { services: _, ingress, egress, on_failure, run } = chain;
+        Self { ingress, egress, on_failure: *on_failure, run: *run }
+    }
 }
 
 /// Good profiles by namespace, what runs, and traffic: the newest for each processor. Where none is
@@ -71,6 +88,33 @@ impl<'a> Profiles<'a> {
     }
 }
 
+/// What a profile is good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It is the newest of its kind: how many SLOs can be planned by it.
+    Newest(usize),
+    /// A newer one counts.
+    Older,
+    /// Why it cannot be used.
+    Bad(String),
+}
+
+impl Profiles<'_> {
+    /// What each profile is good for. SLOs are planned by those of their wishes.
+    pub fn standings(&self, world: &World, wishes: &[Wish<'_>]) -> BTreeMap<Key, Standing> {
+        let newest: HashSet<*const Profile> = self.0.values().flatten().flatten().map(|one| std::ptr::from_ref(*one)).collect();
+        let mut used: HashMap<*const Profile, usize> = HashMap::new();
+        for profile in wishes.iter().flat_map(|wish| &wish.profiles) {
+            *used.entry(std::ptr::from_ref(*profile)).or_default() += 1;
+        }
+        let of = |profile: &Profile| match std::ptr::from_ref(profile) {
+            own if newest.contains(&own) => Standing::Newest(used.get(&own).copied().unwrap_or(0)),
+            _ => profile.check().map_or_else(|error| Standing::Bad(error.to_string()), |()| Standing::Older),
+        };
+        world.profiles.iter().map(|(key, profile)| (key.clone(), of(&profile.spec.profile))).collect()
+    }
+}
+
 fn newest(mut same: Vec<&NfProfile>) -> Result<Vec<&Profile>, String> {
     let made = |profile: &NfProfile| (profile.metadata.creation_timestamp.clone(), profile.metadata.name.clone());
     same.sort_by_cached_key(|profile| std::cmp::Reverse(made(profile)));
@@ -99,7 +143,7 @@ fn workload(mut names: Vec<String>) -> Workload {
 ///
 /// # Errors
 /// One is missing.
-pub fn functions<'a>(world: &'a World, namespace: &str, chain: &ServiceChain) -> Result<Vec<(&'a Key, &'a NetworkFunction)>, Why> {
+pub fn functions<'a>(world: &'a World, namespace: &str, services: &[String]) -> Result<Vec<(&'a Key, &'a NetworkFunction)>, Why> {
     let find = |service: &String| {
         let missing = || {
             let message = format!("there is no NetworkFunction \"{service}\" in {namespace}: make it, or name another in services");
@@ -107,7 +151,38 @@ pub fn functions<'a>(world: &'a World, namespace: &str, chain: &ServiceChain) ->
         };
         world.functions.get_key_value(&Key::new(namespace, service)).ok_or_else(missing)
     };
-    chain.spec.services.iter().map(find).collect()
+    services.iter().map(find).collect()
+}
+
+/// The services of an SLO's chain, and its way. An SLO of an NF has a chain by itself.
+///
+/// # Errors
+/// There is no such chain, or another SLO is of it.
+fn chain<'a>(
+    world: &'a World,
+    owners: &HashMap<(&str, &str), &Key>,
+    key: &Key,
+    slo: &'a Slo,
+) -> Result<(&'a [String], Way<'a>), Why> {
+    let (namespace, spec) = (key.namespace.as_str(), &slo.spec);
+    let name = match (&spec.chain, &spec.function) {
+        (Some(name), None) => name,
+        (None, Some(function)) => {
+            let egress = spec.egress.as_deref().unwrap_or_default();
+            let way = Way { ingress: &spec.ingress, egress, on_failure: OnFailure::default(), run: Run::default() };
+            return Ok((std::slice::from_ref(function), way));
+        }
+        _ => return Err(Why::new("Invalid", "write one of chain and function")),
+    };
+    let missing = || Why::new("NoChain", format!("there is no ServiceChain \"{name}\" in {namespace}: make it"));
+    let chain = world.chains.get(&Key::new(namespace, name)).ok_or_else(missing)?;
+    match owners.get(&(namespace, name.as_str())).filter(|owner| **owner != key) {
+        None => Ok((chain.spec.services.as_slice(), Way::of(&chain.spec))),
+        Some(owner) => {
+            let message = format!("the chain \"{name}\" has the SLO \"{}\" already: make another chain", owner.name);
+            Err(Why::new("SecondSlo", message))
+        }
+    }
 }
 
 impl<'a> Wish<'a> {
@@ -123,15 +198,8 @@ impl<'a> Wish<'a> {
         slo: &'a Slo,
     ) -> Result<Self, Why> {
         let namespace = key.namespace.as_str();
-        let chain_key = Key::new(namespace, &slo.spec.chain);
-        let chain = world.chains.get(&chain_key).ok_or_else(|| {
-            Why::new("NoChain", format!("there is no ServiceChain \"{}\" in {namespace}: make it", slo.spec.chain))
-        })?;
-        if let Some(owner) = owners.get(&(namespace, slo.spec.chain.as_str())).filter(|owner| **owner != key) {
-            let message = format!("the chain \"{}\" has the SLO \"{}\" already: make another chain", slo.spec.chain, owner.name);
-            return Err(Why::new("SecondSlo", message));
-        }
-        let functions = functions(world, namespace, chain)?;
+        let (services, way) = chain(world, owners, key, slo)?;
+        let functions = functions(world, namespace, services)?;
         let promise = slo.spec.promise().ok_or_else(|| Why::new("Invalid", "write one of reserved and onDemand"))?;
         let traffic = slo.spec.traffic.clone().unwrap_or_default();
         let profiled = workload(functions.iter().map(|(_, function)| function.profiled_as().to_string()).collect());
@@ -150,7 +218,7 @@ impl<'a> Wish<'a> {
         let made = slo.metadata.creation_timestamp.as_ref().map(|time| time.0.to_string()).unwrap_or_default();
         let rank = (made, key.name.clone());
         let footprint = slo.spec.footprint.clone().unwrap_or_default();
-        Ok(Self { key, terms, profiles, footprint, chain, functions, rank })
+        Ok(Self { key, terms, profiles, footprint, way, functions, rank })
     }
 
     pub fn name(&self) -> &str {
@@ -159,7 +227,7 @@ impl<'a> Wish<'a> {
 
     /// The packets of its chain.
     pub fn ingress(&self) -> &[Match] {
-        &self.chain.spec.ingress
+        self.way.ingress
     }
 
     /// The terms as they are kept on a node, by this profile.
@@ -173,18 +241,17 @@ impl<'a> Wish<'a> {
     pub fn chain(&self) -> PlannedChain {
         let namespace = self.key.namespace.clone();
         let services = self.functions.iter().map(|(key, _)| name::on_node(&namespace, &key.name)).collect();
-        let chain = ServiceChainSpec { services, ..self.chain.spec.clone() };
+        let Way { ingress, egress, on_failure, run } = self.way;
+        let chain = ServiceChainSpec { services, ingress: ingress.to_vec(), egress: egress.into(), on_failure, run };
         PlannedChain { name: self.terms.name.clone(), namespace, slo: self.key.name.clone(), chain }
     }
 
     /// Whether this is its chain on a node, as it is now.
     pub fn is_chain(&self, planned: &PlannedChain) -> bool {
-        let own = &self.chain.spec;
         let is_it = (planned.name.as_str(), planned.namespace.as_str(), planned.slo.as_str())
             == (self.name(), self.key.namespace.as_str(), self.key.name.as_str());
         // Services have other names there.
-        let ServiceChainSpec { services, ingress, egress, on_failure, run } = &planned.chain;
-        is_it && self.runs(services) && (ingress, egress, on_failure, run) == (&own.ingress, &own.egress, &own.on_failure, &own.run)
+        is_it && self.runs(&planned.chain.services) && Way::of(&planned.chain) == self.way
     }
 
     /// Whether its chain has these services, by their names on a node.
@@ -230,7 +297,8 @@ pub fn owners(world: &World) -> HashMap<(&str, &str), &Key> {
     let mut owners: HashMap<(&str, &str), (&Key, &Slo)> = HashMap::with_capacity(world.slos.len());
     for (key, slo) in &world.slos {
         let made = |slo: &Slo| slo.metadata.creation_timestamp.clone();
-        let owner = owners.entry((&key.namespace, &slo.spec.chain)).or_insert((key, slo));
+        let Some(chain) = &slo.spec.chain else { continue };
+        let owner = owners.entry((&key.namespace, chain)).or_insert((key, slo));
         // Of the same age, the first by name, which is there already.
         if made(slo) < made(owner.1) {
             *owner = (key, slo);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node as KubeNode;
-use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClassSpec, ServiceChain, Slo};
+use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ServerClass, ServiceChain, Slo};
 
 /// Namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +67,21 @@ pub struct Pod {
     pub is_ending: bool,
     /// Why it is not bound, as its annotation says.
     pub refused: Option<String>,
+    /// What matters besides, if the operator has made it.
+    pub made: Option<Made>,
+}
+
+/// What matters of a pod that the operator has made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Made {
+    /// The identity of its SLO.
+    pub owner: String,
+    /// What of its NF it was made of.
+    pub template: String,
+    /// Whether its container runs and is ready.
+    pub is_ready: bool,
+    /// Whether it has ended, and is not being deleted.
+    pub has_ended: bool,
 }
 
 /// The objects as last read. A change of nodes, classes, profiles, chains or functions also raises
@@ -74,7 +89,7 @@ pub struct Pod {
 #[derive(Debug, Clone, Default)]
 pub struct World {
     pub nodes: BTreeMap<String, Node>,
-    pub classes: BTreeMap<String, ServerClassSpec>,
+    pub classes: BTreeMap<String, ServerClass>,
     pub functions: BTreeMap<Key, NetworkFunction>,
     pub chains: BTreeMap<Key, ServiceChain>,
     pub slos: BTreeMap<Key, Slo>,

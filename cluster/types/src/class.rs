@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use sluice_slo::placement::ServerShape;
@@ -14,11 +15,15 @@ use sluice_slo::placement::ServerShape;
     kind = "ServerClass",
     plural = "serverclasses",
     category = "sluice",
+    status = "ServerClassStatus",
     derive = "PartialEq",
     doc = "A class of servers: what the nodes with these labels have for NFs.",
     printcolumn(name = "Processor", type_ = "string", json_path = ".spec.cpu"),
     printcolumn(name = "Cores", type_ = "integer", json_path = ".spec.cores"),
     printcolumn(name = "Ways", type_ = "integer", json_path = ".spec.llcWays"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
+    printcolumn(name = "Fitting", type_ = "integer", json_path = ".status.fitting"),
+    printcolumn(name = "Accepted", type_ = "string", json_path = ".status.conditions[?(@.type=='Accepted')].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -65,6 +70,23 @@ pub struct ServerClassSpec {
 
 fn one() -> u32 {
     1
+}
+
+/// What nodes make of a class.
+#[derive(KubeSchema, Deserialize, Serialize, Debug, Clone, PartialEq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerClassStatus {
+    /// The last generation of the spec that this is about.
+    pub observed_generation: Option<i64>,
+    /// Nodes of this class.
+    #[serde(default)]
+    pub nodes: i64,
+    /// Nodes of these that have what it says, as far as they report.
+    #[serde(default)]
+    pub fitting: i64,
+    #[serde(default)]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
 }
 
 impl ServerClassSpec {

@@ -8,7 +8,7 @@ pub const ADMITTED: &str = "Admitted";
 pub const READY: &str = "Ready";
 /// The nodes measure that it is kept. Unknown where nothing was measured yet.
 pub const KEPT: &str = "Kept";
-/// A chain or an NF is as it should be, as far as other objects matter.
+/// A chain, a profile or a class is as it should be, as far as other objects matter.
 pub const ACCEPTED: &str = "Accepted";
 /// All nodes that run it have its last change.
 pub const ROLLED_OUT: &str = "RolledOut";

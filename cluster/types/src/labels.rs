@@ -4,12 +4,15 @@
 /// Gate of a pod that waits for its node. The operator takes it away when a plan has a place for
 /// the pod.
 pub const GATE: &str = "sluice.dev/placement";
-/// Label of a pod: the SLO that it is an instance of, in its namespace. Written by users.
+/// Label of a pod: the SLO that it is an instance of, in its namespace. Written by what makes it.
 pub const SLO: &str = "sluice.dev/slo";
-/// Label of a pod: the network function that it runs. Written by users.
+/// Label of a pod: the network function that it runs. Written by what makes it.
 pub const FUNCTION: &str = "sluice.dev/function";
 /// Label of a pod: the number of its instance. Written by the operator.
 pub const INSTANCE: &str = "sluice.dev/instance";
+/// Label of a pod that the operator has made: what of the network function it was made of. Of
+/// another image, there is another pod.
+pub const TEMPLATE: &str = "sluice.dev/template";
 /// Label of a lease: it is that of a node's agent, which renews it while it works.
 pub const AGENT: &str = "sluice.dev/node-agent";
 /// Annotation of a pod that waits at the gate in vain: why. Written by the operator.

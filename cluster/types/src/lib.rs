@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | [`NetworkFunction`] | namespace | users | what an NF is: a node's program, or pods |
 //! | [`ServiceChain`] | namespace | users | which packets pass which NFs, in order |
-//! | [`Slo`] | namespace | users | what is promised to a chain |
+//! | [`Slo`] | namespace | users | what is promised to a chain or an NF |
 //! | [`NfProfile`] | namespace | users | what an NF or a chain can do on a processor |
 //! | [`ServerClass`] | cluster | users | what the nodes with these labels have for NFs |
 //! | [`NodePlan`] | cluster | `sluice-operator` | what one node runs; its status is the node's |
@@ -37,10 +37,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 
 pub use chain::{Match, ServiceChain, ServiceChainSpec, ServiceChainStatus};
-pub use class::{ServerClass, ServerClassSpec};
-pub use function::{NetworkFunction, NetworkFunctionSpec, NetworkFunctionStatus};
-pub use plan::{NodePlan, NodePlanSpec, NodePlanStatus, PlannedChain, PlannedFunction, Use};
-pub use profile::{NfProfile, NfProfileSpec};
+pub use class::{ServerClass, ServerClassSpec, ServerClassStatus};
+pub use function::{NetworkFunction, NetworkFunctionSpec, NetworkFunctionStatus, Resources};
+pub use plan::{Has, NodePlan, NodePlanSpec, NodePlanStatus, PlannedChain, PlannedFunction, Use};
+pub use profile::{NfProfile, NfProfileSpec, NfProfileStatus};
 pub use request::{CacheSource, ProfileRequest, ProfileRequestSpec, ProfileRequestStatus, Progress};
 pub use slo::{Footprint, OnDemand, Reserved, Slo, SloSpec, SloStatus};
 

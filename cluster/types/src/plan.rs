@@ -97,6 +97,9 @@ pub struct NodePlanStatus {
     /// How its SLOs are kept.
     #[serde(default)]
     pub uses: Vec<Use>,
+    /// What it has for NFs, as its agent finds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub has: Option<Has>,
     /// Whether it profiles, and is to get no instances meanwhile.
     #[serde(default)]
     pub profiling: bool,
@@ -106,6 +109,20 @@ pub struct NodePlanStatus {
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// What a node has for NFs.
+#[derive(KubeSchema, Deserialize, Serialize, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Has {
+    /// The processor's model name.
+    pub cpu: String,
+    /// Cores that the daemon's configuration names.
+    pub cores: u32,
+    /// Ways of the last-level cache that the daemon can give; 0 if none.
+    pub ways: u32,
+    /// Memory of the whole node, in MiB; 0 if unknown.
+    pub memory_mib: u64,
 }
 
 /// How an SLO is kept on a node.

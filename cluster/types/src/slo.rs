@@ -1,11 +1,13 @@
-//! What is promised to a chain.
+//! What is promised to a chain or an NF.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use sluice_slo::slo::{Cap, Promise};
 
-/// A service level objective: what is promised to a chain.
+use crate::chain::Match;
+
+/// A service level objective: what is promised to a chain or an NF.
 #[derive(CustomResource, KubeSchema, Deserialize, Serialize, Debug, Clone, PartialEq, Default)]
 #[kube(
     group = "sluice.dev",
@@ -17,8 +19,9 @@ use sluice_slo::slo::{Cap, Promise};
     namespaced,
     status = "SloStatus",
     derive = "PartialEq",
-    doc = "A service level objective: what is promised to a chain.",
+    doc = "A service level objective: what is promised to a chain or an NF.",
     printcolumn(name = "Chain", type_ = "string", json_path = ".spec.chain"),
+    printcolumn(name = "NF", type_ = "string", json_path = ".spec.function"),
     printcolumn(name = "Promised", type_ = "string", json_path = ".status.promised"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Instances", type_ = "integer", json_path = ".status.instances"),
@@ -37,14 +40,36 @@ use sluice_slo::slo::{Cap, Promise};
     validation = Rule::new("!has(self.reserved) || !has(self.footprint)").message(
         "the profile says what an instance of a reserved SLO takes: leave footprint out"
     ),
-    validation = Rule::new("self.chain == oldSelf.chain").message(
+    validation = Rule::new("has(self.chain) != has(self.function)").message(
+        "an SLO is of a chain or of an NF: write one of the two, chain: web, for example"
+    ),
+    validation = Rule::new("has(self.function) == has(self.ingress) && has(self.function) == has(self.egress)").message(
+        "an SLO of an NF says which packets it gets and where they leave: write ingress: [{port: in}] and egress: out; a chain has its own"
+    ),
+    validation = Rule::new("has(self.chain) == has(oldSelf.chain) && (!has(self.chain) || self.chain == oldSelf.chain)").message(
         "an SLO stays with its chain: delete this one, and make another for the other chain"
+    ),
+    validation = Rule::new("!has(self.function) || !has(oldSelf.function) || self.function == oldSelf.function").message(
+        "an SLO stays with its NF: delete this one, and make another for the other NF"
     )
 )]
 pub struct SloSpec {
     /// The ServiceChain in this namespace. A chain has one SLO at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("size(self) > 0").message("chain is empty: name a ServiceChain of this namespace"))]
-    pub chain: String,
+    pub chain: Option<String>,
+    /// In place of a chain: the NetworkFunction in this namespace that is a chain by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("size(self) > 0").message("function is empty: name a NetworkFunction of this namespace"))]
+    pub function: Option<String>,
+    /// Of an NF: the packets that it gets, those that match any entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("size(self) > 0").message("no packet enters the NF: write ingress: [{port: in}], for example"))]
+    pub ingress: Vec<Match>,
+    /// Of an NF: port of the node where packets leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<String>,
     /// The traffic, as the NFProfile has it. Not needed on demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<String>,
@@ -150,6 +175,11 @@ pub struct SloStatus {
 }
 
 impl SloSpec {
+    /// The name of the chain or of the NF that it is of.
+    pub fn subject(&self) -> &str {
+        self.chain.as_deref().or(self.function.as_deref()).unwrap_or_default()
+    }
+
     /// What is promised; none if the spec has both kinds or none, which the API server refuses.
     pub fn promise(&self) -> Option<Promise> {
         match (&self.reserved, &self.on_demand) {

@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 
 use sluice_api::promise::{Promise, Promises};
-use sluice_cluster_types::{Match, NetworkFunctionSpec, NodePlanStatus, PlannedChain, PlannedFunction, ServiceChainSpec};
+use sluice_cluster_types::{
+    Match, NetworkFunctionSpec, NodePlanStatus, PlannedChain, PlannedFunction, Resources, ServiceChainSpec,
+};
 use sluice_slo::assignment::Promised;
 use sluice_slo::examples::{shape, slo};
 use sluice_slo::placement::{Instance, PlacedServer};
@@ -297,6 +299,24 @@ fn nfs_of_pods_attach_and_the_plan_does_not_wait_for_them() {
     let service = &agent.daemon.config.services[0];
     assert_eq!((service.attach, &service.exec, service.instances), (true, &None, 0));
     assert_eq!((service.tenant.as_deref(), &service.user), (Some("t"), &None), "its pods may have any user");
+}
+
+#[test]
+fn what_an_nf_may_take_and_how_it_starts_are_keys_of_its_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut agent = agent(&folder);
+    let mut plan = plan(1, &["a"]);
+    agent.turn(&plan, Instant::now());
+    let plain = agent.daemon.config.services[0].clone();
+    assert_eq!((plain.memory, plain.zygote, plain.storage), (None, false, false));
+    let spec = &mut plan.functions[0].spec;
+    (spec.zygote, spec.storage) = (true, true);
+    spec.resources = Some(Resources { memory_mib: Some(256), pids: Some(plain.pids - 1) });
+    plan.revision = 2;
+    assert_eq!(agent.turn(&plan, Instant::now()).status.applied_revision, 2);
+    let service = &agent.daemon.config.services[0];
+    assert_eq!((service.memory, service.pids), (Some(256), plain.pids - 1));
+    assert!(service.zygote && service.storage);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use sluice_slo::profile::Profile;
 use sluice_slo::slo::Workload;
 
 use crate::api::within;
+use crate::merge;
 
 /// Longest time of a measurement.
 pub const LIMIT: Duration = Duration::from_secs(3600);
@@ -102,7 +103,11 @@ impl Job {
 
     /// A configuration with these NFs, by names of their own.
     fn config(&self) -> Result<String, toml::ser::Error> {
-        let service = |(i, (_, spec)): (usize, &(String, NetworkFunctionSpec))| json!({"name": Self::service(i), "exec": spec.exec, "args": spec.args, "env": spec.env, "user": USER});
+        let service = |(i, (_, spec)): (usize, &(String, NetworkFunctionSpec))| {
+            let mut written = json!({"name": Self::service(i), "user": USER});
+            merge::extend(&mut written, merge::program(spec.exec.as_deref().unwrap_or_default(), spec));
+            written
+        };
         let services: Vec<Value> = self.nfs.iter().enumerate().map(service).collect();
         let names: Vec<String> = (0..services.len()).map(Self::service).collect();
         toml::to_string(&json!({
@@ -183,8 +188,8 @@ mod tests {
     fn job(nfs: &[&str]) -> Job {
         let nf = |name: &&str| {
             let env = BTreeMap::from([("KEY".to_string(), "value".to_string())]);
-            let args = vec!["--inside".into(), "10.0.0.0/8".into()];
-            ((*name).to_string(), NetworkFunctionSpec { exec: Some("sluice-nf-nat".into()), args, env, profiled_as: None })
+            let (exec, args) = (Some("sluice-nf-nat".into()), vec!["--inside".into(), "10.0.0.0/8".into()]);
+            ((*name).to_string(), NetworkFunctionSpec { exec, args, env, storage: true, ..NetworkFunctionSpec::default() })
         };
         let spec = ProfileRequestSpec { traffic: "flows=10".into(), cache: CacheSource::None, ..ProfileRequestSpec::default() };
         Job { nfs: nfs.iter().map(nf).collect(), is_chain: nfs.len() > 1, core: Some(3), spec }
@@ -204,6 +209,7 @@ mod tests {
         let config: Config = toml::from_str(&job.config().unwrap()).unwrap();
         let services: Vec<_> = config.services.iter().map(|one| (one.name.as_str(), one.user.as_deref(), one.env.len())).collect();
         assert_eq!(services, [("nf0", Some(USER), 1), ("nf1", Some(USER), 1)]);
+        assert!(config.services.iter().all(|one| one.storage && one.args.len() == 2));
         assert_eq!(config.chains[0].services, ["nf0", "nf1"]);
         assert_eq!(job.workload(), Workload::Chain(vec!["v1.2".into(), "nat".into()]));
         let arguments = job.arguments(Path::new("/x"));

@@ -80,7 +80,7 @@ fn what_cannot_be_says_what_to_do() {
     let quick = Some(Reserved { throughput_pps: 1e6, latency_us: 1.0 });
     let (reason, message) = why(&mut cluster, SloSpec { reserved: quick, ..reserved("web", 1e6) });
     assert!(reason == "Impossible" && message.contains("the shortest"), "{message}");
-    cluster.world.classes.get_mut("a").unwrap().cpu = "B".into();
+    cluster.world.classes.get_mut("a").unwrap().spec.cpu = "B".into();
     cluster.world.epoch += 1;
     let (reason, message) = why(&mut cluster, reserved("web", 1e6));
     assert!(reason == "NoServer" && message.contains("the nodes have B: profile it on one of them"), "{message}");
@@ -107,4 +107,43 @@ fn a_node_without_an_agent_gets_nothing() {
     cluster.silent.clear();
     cluster.run();
     assert!(cluster.is_kept("web"), "{:?}", cluster.status("web"));
+}
+
+#[test]
+fn an_slo_of_an_nf_is_planned_as_a_chain_of_it_alone() {
+    let mut cluster = Cluster::new(2);
+    let of_nf = |port: &str| SloSpec {
+        function: Some("nat".into()),
+        chain: None,
+        ingress: vec![Match { port: Some(port.into()), ..Match::default() }],
+        egress: Some("out".into()),
+        ..reserved("", 1e6)
+    };
+    for name in ["one", "two"] {
+        cluster.world.slos.insert(Key::new("t", name), Slo::new(name, of_nf("in")));
+    }
+    cluster.run();
+    // An NF has as many SLOs as wanted.
+    for name in ["one", "two"] {
+        assert!(cluster.is_kept(name) && cluster.said(name) == ("kept".into(), "Placed".into()), "{:?}", cluster.status(name));
+    }
+    let chain = |cluster: &Cluster| {
+        let node = cluster.nodes("one").remove(0);
+        cluster.world.plans[&node].spec.chains.iter().find(|chain| chain.name == "t_one").unwrap().chain.clone()
+    };
+    let planned = chain(&cluster);
+    assert_eq!((planned.services, planned.ingress, planned.egress), (vec!["t_nat".into()], of_nf("in").ingress, "out".into()));
+    // Its packets change as those of a chain.
+    cluster.world.slos.get_mut(&Key::new("t", "one")).unwrap().spec = of_nf("other");
+    cluster.run();
+    assert_eq!(chain(&cluster).ingress, of_nf("other").ingress);
+    assert!(cluster.is_kept("one"));
+    // Those of another tenant are not its own.
+    cluster.tenant("a");
+    cluster.ask_in("a", "web", reserved("web", 1e6), Match { port: Some("other".into()), ..Match::default() });
+    cluster.run();
+    assert_eq!(cluster.memo.why[&Key::new("a", "web")].reason, "IngressTaken");
+    cluster.world.functions.remove(&Key::new("t", "nat"));
+    cluster.run();
+    assert_eq!(cluster.said("one"), ("degraded".into(), "NoFunction".into()));
 }

@@ -168,7 +168,7 @@ fn pods_and_what_is_on_demand_stay_and_keep_their_nodes() {
     cluster.world.pods.retain(|key, _| key.name == slos[0]);
     let on_demand = Some(OnDemand { latency_us: 50.0, most_instances: Some(1), most_pps: None });
     let footprint = Some(Footprint { cores: 1, memory_mib: 64 });
-    cluster.ask("dns", SloSpec { chain: "dns".into(), on_demand, footprint, ..SloSpec::default() });
+    cluster.ask("dns", SloSpec { chain: Some("dns".into()), on_demand, footprint, ..SloSpec::default() });
     cluster.run();
     let stay = [slos[0].as_str(), "dns"];
     let of = |cluster: &Cluster| stay.map(|slo| cluster.instances(slo));

@@ -8,7 +8,7 @@ use crate::share::{CALM, LONGEST, LOOK};
 fn on_demand(most_instances: Option<i64>, most_pps: Option<f64>) -> SloSpec {
     let on_demand = Some(OnDemand { latency_us: 50.0, most_instances, most_pps });
     let footprint = Some(Footprint { cores: 2, memory_mib: 64 });
-    SloSpec { chain: "web".into(), on_demand, footprint, ..SloSpec::default() }
+    SloSpec { chain: Some("web".into()), on_demand, footprint, ..SloSpec::default() }
 }
 
 impl Cluster {

@@ -7,7 +7,7 @@ use crate::health::SLOW;
 /// these words.
 fn ten(said: &str) -> (Cluster, usize) {
     let mut cluster = Cluster::new(1);
-    cluster.world.classes.get_mut("a").unwrap().cores = 15;
+    cluster.world.classes.get_mut("a").unwrap().spec.cores = 15;
     cluster.world.epoch += 1;
     cluster.run();
     cluster.promise("old", 1e5);
