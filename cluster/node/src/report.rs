@@ -1,7 +1,7 @@
 //! What the agent reports of its node.
 
 use sluice_api::promise::{Promise, Promises};
-use sluice_cluster_types::condition::{READY, State};
+use sluice_cluster_types::condition::{CONNECTED, READY, State};
 use sluice_cluster_types::{NodePlanStatus, Use};
 
 use crate::turn::{Trouble, Turn};
@@ -44,6 +44,14 @@ pub fn ready(turn: &Turn, revision: i64) -> State {
             State::new(READY, Some(true), "Applied", "sluiced keeps the plan")
         }
         (None, None) => is_not("Applying", "sluiced is taking over the plan"),
+    }
+}
+
+/// The condition of what the agent may do at the API server. `fault` is what it may not.
+pub fn connected(fault: Option<String>) -> State {
+    match fault {
+        None => State::new(CONNECTED, Some(true), "Allowed", "the agent may do at the API server what it has to"),
+        Some(fault) => State::new(CONNECTED, Some(false), "NoAccess", fault),
     }
 }
 
