@@ -5,6 +5,7 @@
 //! half minute if its numbers have changed. Lease, events and profiles are beside that, and nothing
 //! waits for them.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ use crate::news::{self, Desk};
 use crate::profile::{self, Place, Reported, Room};
 use crate::pulse::{self, Pulse, Watched};
 use crate::turn::Turn;
-use crate::{dra, lease, report};
+use crate::{dra, lease, report, size};
 
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);
@@ -52,7 +53,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let daemon = Watched { daemon: sluice_api::client::Client::new(&args.socket)?, pulse: pulse.clone() };
     let (plans, received) = channel();
     let (say, turns) = watch::channel(None);
-    let agent = Agent::new(daemon, args.base.clone(), args.kept.clone());
+    let agent = Agent::new(daemon, args.base.clone(), args.kept.clone(), size::memory_mib(Path::new("/")));
     let before = Turn::of(agent.applied());
     std::thread::Builder::new().name("agent".into()).spawn(move || turn(agent, &received, &say))?;
     info!("node {}: sluiced at {}", args.node, args.socket.display());

@@ -14,6 +14,7 @@ use std::process::Command;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
@@ -64,7 +65,6 @@ fn main() {
             None => println!("skipped: a real node; SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
             Some(folder) => {
                 real_node(&client, &plane, Path::new(&folder)).await;
-                done("a real daemon runs what its node is given, and packets flow");
             }
         }
     });
@@ -518,11 +518,64 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
         (status.applied_revision == plan.spec.revision && status.uses.is_empty()).then_some(())
     })
     .await;
-    guests(client, &at("run"), programs, words).await;
+    guests(client, &at("run"), programs, &words).await;
+    done("a real daemon runs what its node is given, and packets flow");
+    liar(client, words).await;
+    done("a node whose class says more than it has refuses that, and SLOs go elsewhere");
+}
+
+/// The class of that node says more than there is, one thing after the other.
+async fn liar(client: &Client, words: impl Fn() -> String) {
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("guests", &DeleteParams::default()).await.unwrap();
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let classes: Api<ServerClass> = Api::all(client.clone());
+    let class = |spec: Value| {
+        let classes = classes.clone();
+        async move {
+            classes.patch("real", &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.unwrap();
+        }
+    };
+    wait("the daemon keeps nothing any more", || async {
+        let plan = plans.get("real").await.ok()?;
+        (plan.spec.server.instances.is_empty() && plan.status?.applied_revision == plan.spec.revision).then_some(())
+    })
+    .await;
+    let refuses = |what: &'static str| {
+        let plans = plans.clone();
+        wait(what, move || {
+            let plans = plans.clone();
+            async move {
+                let status = plans.get("real").await.ok()?.status?;
+                let says = |one: &Condition| one.type_ == "Ready" && one.reason == "Refused" && one.message.contains(what);
+                status.conditions.iter().any(says).then_some(())
+            }
+        })
+    };
+    class(json!({"memoryMib": 1_u64 << 40})).await;
+    refuses("write as memoryMib what NFs may have of it").await;
+    class(json!({"memoryMib": 1024, "cores": 64})).await;
+    refuses("has 64 cores for NFs, and `cores` in [promises] of its sluiced names 1").await;
+    event(client, "default", "Node", "real", "PlanRefused").await;
+    // It would serve this one, if it were not for its class.
+    node(client, "spare").await;
+    let spec = json!({"chain": "packets", "onDemand": {"latencyUs": 1e6, "mostInstances": 1}});
+    apply::<Slo>(client, &json!({"metadata": {"name": "packets", "namespace": "acme"}, "spec": spec})).await.unwrap();
+    assert_eq!(state(client, "acme", "packets", "kept").await.status.unwrap().nodes, "spare", "{}", words());
+    // Once the class says what there is, the node is as any other.
+    class(json!({"cores": 1})).await;
+    ready(client, "spare", false).await;
+    wait("the node has it", || async {
+        let status = slos.get("packets").await.ok()?.status?;
+        (status.nodes == "real" && status.state == "kept").then_some(())
+    })
+    .await;
+    let status = plans.get("real").await.unwrap().status.unwrap();
+    assert!(status.refused.is_none() && status.conditions.iter().all(|one| one.status == "True"), "{status:?}");
 }
 
 /// An NF of pods on that node: it attaches by the socket of its SLO, and so does its successor.
-async fn guests(client: &Client, run: &Path, programs: &Path, words: impl Fn() -> String) {
+async fn guests(client: &Client, run: &Path, programs: &Path, words: &impl Fn() -> String) {
     let named = |name: &str, spec: Value| json!({"metadata": {"name": name, "namespace": "acme"}, "spec": spec});
     apply::<NetworkFunction>(client, &named("guest", json!({}))).await.unwrap();
     let mut object = chain("acme", "guests");
