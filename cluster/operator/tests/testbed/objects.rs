@@ -135,8 +135,13 @@ pub async fn state(client: &Client, namespace: &str, name: &str, state: &str) ->
 
 /// Makes a pod that is to be an instance of an SLO, and waits at the gate.
 pub async fn gated(client: &Client, namespace: &str, name: &str, slo: &str) -> Pod {
+    gated_as(client, namespace, name, slo, "nat").await
+}
+
+/// The same of this NF.
+pub async fn gated_as(client: &Client, namespace: &str, name: &str, slo: &str, function: &str) -> Pod {
     let pod = json!({
-        "metadata": {"name": name, "labels": {labels::SLO: slo, labels::FUNCTION: "nat"}},
+        "metadata": {"name": name, "labels": {labels::SLO: slo, labels::FUNCTION: function}},
         "spec": {
             "schedulingGates": [{"name": labels::GATE}],
             "containers": [{"name": "nf", "image": "nf:1", "resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}],
