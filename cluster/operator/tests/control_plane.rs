@@ -501,9 +501,7 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
         let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
         nodes.patch(&other.metadata.name.unwrap(), &PatchParams::default(), &cordon).await.unwrap();
     }
-    node(client, objects::REAL).await;
-    let label = json!({"metadata": {"labels": {objects::CLASS: "real"}}});
-    nodes.patch(objects::REAL, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+    objects::node_of(client, objects::REAL, "real").await;
     let bridge = json!({"metadata": {"name": "bridge", "namespace": "acme"}, "spec": {"exec": "sluice-nf-bridge"}});
     apply::<NetworkFunction>(client, &bridge).await.unwrap();
     let mut object = chain("acme", "packets");

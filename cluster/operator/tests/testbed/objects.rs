@@ -70,8 +70,13 @@ pub async fn define(client: &Client) {
 
 /// A node of the class that [`basics`] makes, ready and without taints.
 pub async fn node(client: &Client, name: &str) {
+    node_of(client, name, "a").await;
+}
+
+/// The same of another class.
+pub async fn node_of(client: &Client, name: &str, class: &str) {
     let nodes: Api<Node> = Api::all(client.clone());
-    let body = json!({"metadata": {"name": name, "labels": {CLASS: "a"}}});
+    let body = json!({"metadata": {"name": name, "labels": {CLASS: class}}});
     let _ = nodes.create(&PostParams::default(), &serde_json::from_value(body).unwrap()).await;
     ready(client, name, true).await;
     nodes.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": {"taints": null}}))).await.unwrap();
