@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use kube::Error;
 use kube::config::KubeconfigError;
 use kube::core::Status;
+use sluice_access::{Certificate, causes};
 
 /// The API server, and what is known of the way to it.
 #[derive(Debug, Clone, Default)]
@@ -131,26 +132,24 @@ pub fn unreachable(error: &Error, place: &Place) -> String {
     if let Error::Auth(cause) = error {
         return format!("no credentials for {server}: {cause}; `kubectl auth whoami` needs the same");
     }
-    let mut causes = vec![error.to_string()];
-    causes.extend(std::iter::successors(std::error::Error::source(error), |cause| cause.source()).map(ToString::to_string));
-    let says = |words: &[&str]| causes.iter().any(|cause| words.iter().any(|word| cause.contains(word)));
+    let causes = causes(error);
     let last = causes.last().map(String::as_str).unwrap_or_default();
-    match () {
-        () if says(&["certificate expired", "CertificateExpired", "Expired"]) => {
+    match Certificate::of(&causes) {
+        Some(Certificate::Expired) => {
             format!("the certificate of the API server at {server} has expired: renew it ({last})")
         }
-        () if says(&["NotValidYet", "not valid yet"]) => {
+        Some(Certificate::Early) => {
             format!("the certificate of the API server at {server} is not valid yet: compare the clocks ({last})")
         }
-        () if says(&["UnknownIssuer", "BadSignature"]) => {
+        Some(Certificate::Authority) => {
             format!(
                 "the API server at {server} has a certificate of another authority than the kubeconfig names: get its kubeconfig anew"
             )
         }
-        () if says(&["NotValidForName", "not valid for name"]) => {
+        Some(Certificate::Name) => {
             format!("the certificate of the API server at {server} is for other names: use one of these in the kubeconfig ({last})")
         }
-        () => format!("the API server at {server} does not answer: {last}; is it the right --context?"),
+        None => format!("the API server at {server} does not answer: {last}; is it the right --context?"),
     }
 }
 

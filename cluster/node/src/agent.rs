@@ -22,6 +22,7 @@ use tracing::warn;
 use crate::daemon::{Daemon, DaemonError};
 use crate::merge::{assignment, merged, with_added};
 use crate::report;
+use crate::size;
 use crate::turn::{Trouble, Turn};
 
 /// A plan that was refused is tried again after this long: the host may have changed.
@@ -36,6 +37,8 @@ pub struct Agent<D> {
     daemon: D,
     base: PathBuf,
     kept: PathBuf,
+    /// Memory of this host, if that is known.
+    memory_mib: Option<u64>,
     /// What the daemon keeps, as far as is known.
     applied: Option<NodePlanSpec>,
     /// The plan that was not taken over last.
@@ -71,8 +74,9 @@ struct Between {
 }
 
 impl<D: Daemon> Agent<D> {
-    /// An agent that goes on with the plan in the file `kept`, if there is one.
-    pub fn new(daemon: D, base: PathBuf, kept: PathBuf) -> Self {
+    /// An agent that goes on with the plan in the file `kept`, if there is one. The host has
+    /// `memory_mib`, if that is known.
+    pub fn new(daemon: D, base: PathBuf, kept: PathBuf, memory_mib: Option<u64>) -> Self {
         let applied = match std::fs::read(&kept).map(|text| serde_json::from_slice(&text)) {
             Ok(Ok(plan)) => Some(plan),
             Ok(Err(error)) => {
@@ -81,8 +85,9 @@ impl<D: Daemon> Agent<D> {
             }
             Err(_) => None,
         };
-        let (uses, notes) = (Vec::new(), Vec::new());
-        Self { daemon, base, kept, applied, held: None, between: None, failures: 0, uses, notes, has: None, looked: None }
+        let (held, between, uses, notes) = (None, None, Vec::new(), Vec::new());
+        let (has, looked) = (None, None);
+        Self { daemon, base, kept, memory_mib, applied, held, between, failures: 0, uses, notes, has, looked }
     }
 
     /// The plan that the daemon keeps, or kept when the agent last ran.
@@ -199,6 +204,7 @@ impl<D: Daemon> Agent<D> {
 
     fn take_over(&mut self, plan: &NodePlanSpec, in_force: Option<&Assignment>, now: Instant) -> Result<(), DaemonError> {
         let base = self.base()?;
+        size::check(&plan.server.shape, &base, self.memory_mib).map_err(refused)?;
         let all = merged(&base, plan, self.applied.as_ref()).map_err(refused)?;
         let exact = merged(&base, plan, None).map_err(refused)?;
         let before = self.between.take();

@@ -15,6 +15,7 @@ mod profile;
 mod pulse;
 mod report;
 mod run;
+mod size;
 mod turn;
 
 use clap::Parser;

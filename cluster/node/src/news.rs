@@ -72,6 +72,11 @@ pub fn of(plan: &NodePlanSpec, before: &Turn, now: &Turn) -> Vec<News> {
     news
 }
 
+/// What the API server does not let the agent do, and what to do.
+pub fn no_access(fault: String) -> News {
+    bad("NoAccess", "Ask", fault)
+}
+
 fn of_daemon(before: Option<&Trouble>, now: Option<&Trouble>) -> Vec<News> {
     let is_away = |trouble: Option<&Trouble>| matches!(trouble, Some(Trouble::Away(_)));
     let mut news = Vec::new();

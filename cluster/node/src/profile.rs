@@ -102,7 +102,8 @@ pub async fn run(client: Client, place: Place, link: Link) {
         tokio::select! {
             event = events.next() => match event {
                 Some(Ok(event)) => {
-                    is_watched = true;
+                    // Each list begins so, also one that is refused.
+                    is_watched |= !matches!(event, Event::Init);
                     requests.note(event);
                 }
                 Some(Err(error)) => {

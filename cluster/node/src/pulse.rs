@@ -7,11 +7,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::ValueEnum;
+use sluice_access::{Faults, beat};
 use sluice_api::promise::Promises;
 use sluice_slo::assignment::Assignment;
 
+use crate::api::MANAGER;
 use crate::daemon::{Daemon, DaemonError};
 
 /// A daemon that has not answered for this long does not answer.
@@ -19,10 +21,6 @@ const SILENT: Duration = Duration::from_secs(30);
 /// An agent is stuck when no request has ended for this long. It is longer than one takes that gets
 /// no answer, and is sent twice.
 const STUCK: Duration = Duration::from_secs(600);
-/// Time between two writes of the file.
-const BEAT: Duration = Duration::from_secs(5);
-/// A file that is older than this, in seconds, is of an agent that is stuck.
-const OLD: f64 = 30.0;
 
 #[derive(Debug)]
 struct Times {
@@ -96,24 +94,17 @@ impl<D: Daemon> Daemon for Watched<D> {
 pub enum Probe {
     /// The agent is at work
     Alive,
-    /// And its daemon answers
+    /// And its daemon answers, and the API server lets it do what it has to
     Ready,
 }
 
-/// Seconds since the host has started: the same clock for all its processes.
-fn uptime() -> anyhow::Result<f64> {
-    let text = std::fs::read_to_string("/proc/uptime").context("cannot read /proc/uptime")?;
-    let first = text.split(' ').next().unwrap_or_default();
-    first.parse().with_context(|| format!("/proc/uptime says {text}"))
-}
-
 /// Writes the file of a probe again and again, while the agent is at work.
-pub async fn beat(file: &Path, pulse: &Pulse) {
+pub async fn beat(file: &Path, pulse: &Pulse, faults: &Faults) {
     let mut is_written = true;
     loop {
         let now = Instant::now();
         if pulse.is_working(now) {
-            let written = write(file, pulse.is_served(now));
+            let written = write(file, pulse.is_served(now), &faults.list(now));
             if let Err(error) = &written
                 && is_written
             {
@@ -121,13 +112,12 @@ pub async fn beat(file: &Path, pulse: &Pulse) {
             }
             is_written = written.is_ok();
         }
-        tokio::time::sleep(BEAT).await;
+        tokio::time::sleep(beat::PERIOD).await;
     }
 }
 
-fn write(file: &Path, is_served: bool) -> anyhow::Result<()> {
-    let text = format!("{} {}", uptime()?, if is_served { "ready" } else { "alone" });
-    Ok(sluice_host::file::replace_private(file, text.as_bytes())?)
+fn write(file: &Path, is_served: bool, faults: &[String]) -> anyhow::Result<()> {
+    beat::write(file, if is_served { "ready" } else { "alone" }, faults)
 }
 
 /// Answers a probe by the file of an agent.
@@ -135,16 +125,13 @@ fn write(file: &Path, is_served: bool) -> anyhow::Result<()> {
 /// # Errors
 /// What is asked for is not so.
 pub fn probe(file: &Path, what: Probe) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}; does sluice-node run?", file.display()))?;
-    let (written, word) = text.split_once(' ').with_context(|| format!("{} was not written by sluice-node", file.display()))?;
-    let age = uptime()? - written.parse::<f64>().with_context(|| format!("{} says {text}", file.display()))?;
-    if age > OLD {
-        bail!("sluice-node has written nothing for {age:.0} s: it is stuck");
+    let beat = beat::read(file, MANAGER)?;
+    if what == Probe::Alive {
+        return Ok(());
     }
-    if what == Probe::Ready && word != "ready" {
-        bail!("sluiced does not answer; see its log");
-    }
-    Ok(())
+    let away = (beat.word != "ready").then(|| "sluiced does not answer; see its log".to_owned());
+    let wrong: Vec<String> = away.into_iter().chain(beat.faults).collect();
+    if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("\n")) }
 }
 
 #[cfg(test)]
@@ -155,7 +142,7 @@ mod tests {
     fn an_agent_is_ready_while_its_daemon_answers_and_alive_while_it_works() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("beat");
-        let say = |pulse: &Pulse| write(&file, pulse.is_served(Instant::now())).unwrap();
+        let say = |pulse: &Pulse| write(&file, pulse.is_served(Instant::now()), &[]).unwrap();
         let is = |what| probe(&file, what).is_ok();
         assert!(!is(Probe::Alive), "it has not begun");
         let now = Instant::now();
@@ -174,7 +161,8 @@ mod tests {
         let ended = pulse.times().worked;
         assert!(pulse.is_served(ended) && !pulse.is_served(ended + SILENT));
         assert!(pulse.is_working(ended + SILENT) && !pulse.is_working(ended + STUCK));
-        std::fs::write(&file, format!("{} ready", uptime().unwrap() - OLD - 1.0)).unwrap();
-        assert!(probe(&file, Probe::Alive).unwrap_err().to_string().contains("stuck"));
+        write(&file, true, &["it may not report".into()]).unwrap();
+        assert!(is(Probe::Alive), "a restart gives no rights");
+        assert_eq!(probe(&file, Probe::Ready).unwrap_err().to_string(), "it may not report");
     }
 }

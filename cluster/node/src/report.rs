@@ -4,10 +4,11 @@ use std::path::Path;
 
 use sluice_api::config::Config;
 use sluice_api::promise::{Promise, Promises};
-use sluice_cluster_types::condition::{READY, State};
+use sluice_cluster_types::condition::{CONNECTED, READY, State};
 use sluice_cluster_types::{Has, NodePlanStatus, Use};
 use sluice_dra::Host;
 
+use crate::size;
 use crate::turn::{Trouble, Turn};
 
 /// Rounds to two digits: a report is written when it changes, and load changes a little all the
@@ -41,15 +42,7 @@ pub fn uses(promises: &Promises) -> Vec<Use> {
 pub fn has(config: &Config, promises: &Promises, system: &Path) -> Option<Has> {
     // Where the cache cannot be read here, its ways are unknown.
     let host = Host::of(config, promises, system).or_else(|_| Host::of(config, &Promises::default(), system)).ok()?;
-    Some(Has { cpu: host.cpu, cores: host.cores, ways: host.ways, memory_mib: memory_mib(system).unwrap_or(0) })
-}
-
-/// Memory of the whole node, in MiB.
-fn memory_mib(system: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(system.join("proc/meminfo")).ok()?;
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib / 1024)
+    Some(Has { cpu: host.cpu, cores: host.cores, ways: host.ways, memory_mib: size::memory_mib(system).unwrap_or(0) })
 }
 
 /// The condition of a plan.
@@ -64,6 +57,14 @@ pub fn ready(turn: &Turn, revision: i64) -> State {
             State::new(READY, Some(true), "Applied", "sluiced keeps the plan")
         }
         (None, None) => is_not("Applying", "sluiced is taking over the plan"),
+    }
+}
+
+/// The condition of what the agent may do at the API server. `fault` is what it may not.
+pub fn connected(fault: Option<String>) -> State {
+    match fault {
+        None => State::new(CONNECTED, Some(true), "Allowed", "the agent may do at the API server what it has to"),
+        Some(fault) => State::new(CONNECTED, Some(false), "NoAccess", fault),
     }
 }
 

@@ -5,10 +5,10 @@
 //! half minute if its numbers have changed. Lease, events and profiles are beside that, and nothing
 //! waits for them.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -17,9 +17,11 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Client, Error};
 use serde_json::json;
+use sluice_access::Faults;
 use sluice_cluster_types::condition::{are, written};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, NodePlanStatus};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -31,7 +33,7 @@ use crate::news::{self, Desk};
 use crate::profile::{self, Place, Reported, Room};
 use crate::pulse::{self, Pulse, Watched};
 use crate::turn::Turn;
-use crate::{dra, lease, report};
+use crate::{dra, lease, report, size};
 
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);
@@ -45,12 +47,13 @@ type Taken = Option<(NodePlanSpec, Turn)>;
 
 /// Runs until a signal ends it. The daemon goes on without it.
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("no API server is known: run in a pod, or name a file in $KUBECONFIG")?;
+    let (faults, said) = Faults::new(MANAGER);
+    let client = sluice_access::connect(&faults).await?;
     let pulse = Pulse::new(Instant::now());
     let daemon = Watched { daemon: sluice_api::client::Client::new(&args.socket)?, pulse: pulse.clone() };
     let (plans, received) = channel();
     let (say, turns) = watch::channel(None);
-    let agent = Agent::new(daemon, args.base.clone(), args.kept.clone());
+    let agent = Agent::new(daemon, args.base.clone(), args.kept.clone(), size::memory_mib(Path::new("/")));
     let before = Turn::of(agent.applied());
     std::thread::Builder::new().name("agent".into()).spawn(move || turn(agent, &received, &say))?;
     info!("node {}: sluiced at {}", args.node, args.socket.display());
@@ -58,7 +61,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (owned, owner) = watch::channel(None);
     tokio::spawn(lease::keep(client.clone(), args.namespace.clone(), args.node.clone(), pulse.clone(), owner));
     if let Some(file) = args.beat.clone() {
-        tokio::spawn(async move { pulse::beat(&file, &pulse).await });
+        let faults = faults.clone();
+        tokio::spawn(async move { pulse::beat(&file, &pulse, &faults).await });
     }
     let (desk, events) = Desk::new(&args.node);
     tokio::spawn(news::write(client.clone(), args.node.clone(), events));
@@ -72,12 +76,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         tokio::spawn(dra::run(client.clone(), args.clone(), turns.clone()));
     }
 
-    let reports = Reports::new(&client, &args.node, Links { owned, desk, profiles }, before);
+    let reports = Reports::new(&client, &args.node, Links { owned, desk, profiles, faults }, before);
     let (mut ends, mut stops) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = ends.recv() => Ok(()),
         _ = stops.recv() => Ok(()),
-        () = go(&client, reports, plans, turns) => anyhow::bail!("the agent has ended"),
+        () = go(&client, reports, plans, turns, said) => anyhow::bail!("the agent has ended"),
     }
 }
 
@@ -102,14 +106,22 @@ fn turn(mut agent: Agent<impl Daemon>, plans: &Receiver<NodePlanSpec>, say: &wat
 }
 
 /// Hands plans to the agent, and its turns to those that go by them.
-async fn go(client: &Client, mut reports: Reports, plans: Sender<NodePlanSpec>, mut turns: watch::Receiver<Taken>) {
+async fn go(
+    client: &Client,
+    mut reports: Reports,
+    plans: Sender<NodePlanSpec>,
+    mut turns: watch::Receiver<Taken>,
+    mut said: UnboundedReceiver<String>,
+) {
     let api: Api<NodePlan> = Api::all(client.clone());
     let only = Config::default().fields(&format!("metadata.name={}", reports.node));
     let mut events = std::pin::pin!(watcher(api, only).default_backoff());
+    let mut is_watched = true;
     loop {
         tokio::select! {
             event = events.next() => match event {
                 Some(Ok(Event::Apply(plan) | Event::InitApply(plan))) => {
+                    is_watched = true;
                     reports.know(&plan);
                     if !plan.spec.server.instances.is_empty() {
                         // A measurement ends before the daemon has the plan.
@@ -121,10 +133,16 @@ async fn go(client: &Client, mut reports: Reports, plans: Sender<NodePlanSpec>, 
                 }
                 // A plan that is deleted is no reason to stop anything, but owns nothing any more.
                 Some(Ok(Event::Init | Event::Delete(_))) => drop(reports.links.owned.send_replace(None)),
-                Some(Ok(Event::InitDone)) => {}
-                Some(Err(error)) => warn!("the plan cannot be watched: {error}; the last one goes on"),
+                Some(Ok(Event::InitDone)) => is_watched = true,
+                Some(Err(error)) => {
+                    if is_watched {
+                        warn!("the plan cannot be watched: {error}; the last one goes on");
+                    }
+                    is_watched = false;
+                }
                 None => return,
             },
+            Some(fault) = said.recv() => reports.links.desk.take(news::no_access(fault), Instant::now()),
             changed = turns.changed() => {
                 if changed.is_err() {
                     return;
@@ -144,6 +162,7 @@ struct Links {
     owned: watch::Sender<Option<OwnerReference>>,
     desk: Desk,
     profiles: Reported,
+    faults: Faults,
 }
 
 /// Reports of a node.
@@ -182,18 +201,18 @@ impl Reports {
         }
         self.before.clone_from(&turn);
         self.links.profiles.room.send_replace(Room::of(plan, &turn));
-        let state = report::ready(&turn, plan.revision);
+        let states = [report::ready(&turn, plan.revision), report::connected(self.links.faults.summary(now))];
         let status = NodePlanStatus { profiling: *self.links.profiles.wanted.borrow(), ..turn.status };
-        let is_news = report::is_news(&self.said, &status) || !are(&self.said.conditions, std::slice::from_ref(&state));
+        let is_news = report::is_news(&self.said, &status) || !are(&self.said.conditions, &states);
         let is_due = self.is_unsure || is_news || (self.at.elapsed() >= NUMBERS && self.said.uses != status.uses);
         if !is_due || now < self.not_before {
             return;
         }
-        let conditions = written(&[state], &self.said.conditions, None, &Time(Timestamp::now()));
+        let conditions = written(&states, &self.said.conditions, None, &Time(Timestamp::now()));
         let status = NodePlanStatus { conditions, ..status };
         // Until there is an answer, an operator may have read either.
         self.links.profiles.fenced.send_replace(false);
-        self.is_unsure = true;
+        let was_unsure = std::mem::replace(&mut self.is_unsure, true);
         match write(&self.api, &self.node, &status).await {
             Ok(written) => {
                 // A plan that is written over this one is of an operator that has read it.
@@ -202,7 +221,9 @@ impl Reports {
                 (self.said, self.at, self.is_unsure) = (status, now, false);
             }
             Err(error) => {
-                warn!("a report cannot be written: {error}; it is tried again");
+                if !was_unsure {
+                    warn!("a report cannot be written: {error}; it is tried again");
+                }
                 self.not_before = Instant::now() + PAUSE;
             }
         }

@@ -3,10 +3,17 @@
 //!     scripts/test-cluster --scale 1000 5000
 //!
 //! Nodes are objects alone; their agents take over whatever their plans say and renew their
-//! leases, in this process. Prints: the whole set from nothing; one more SLO, from the request
-//! until its pod is bound; a twentieth of the nodes lost at once; memory and CPU of the operator.
-//! Ends with 1 if something is wrong, however long it has taken.
+//! leases, in this process. SLOs are of several profiles and lengths of chains, one of ten is on
+//! demand, and one of five has pods ([`mix`]). Prints: the whole set from nothing, and its pods
+//! bound; one more SLO, from the request until its pod is bound; a twentieth of the nodes lost at
+//! once; memory and CPU of the operator.
+//!
+//! Ends with 1 if something is wrong, however long it has taken: so `--scale 50 250` is a test. An
+//! SLO says why it is not kept, also after its node was lost; nothing else moves then; no instance
+//! is in two plans, none is without its SLO, and each pod is where the plan has its instance.
 
+#[path = "scale/mix.rs"]
+mod mix;
 #[path = "../tests/testbed/objects.rs"]
 mod objects;
 #[path = "../tests/testbed/mod.rs"]
@@ -25,16 +32,16 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Client, ResourceExt};
-use objects::{Agents, apply, basics, chain, define, gated, node, promise, ready, reserved};
+use mix::{TENANTS, tenant};
+use objects::{Agents, define, node, ready};
 use serde::de::DeserializeOwned;
 use sluice_cluster_plan::Key;
-use sluice_cluster_types::{NodePlan, ServiceChain, Slo, SloStatus, name};
+use sluice_cluster_types::{NodePlan, ServiceChain, Slo, SloStatus, labels, name};
 use testbed::{Plane, Process};
 
-const TENANTS: usize = 20;
 /// Requests at a time.
 const WIDTH: usize = 16;
-/// SLOs that come alone, one after the other.
+/// Most SLOs that come alone, one after the other.
 const PROBES: usize = 200;
 /// Time without a change after which all is done.
 const REST: Duration = Duration::from_secs(3);
@@ -60,9 +67,13 @@ async fn main() {
     let operator = plane.operator("operator", &program);
     let (mut wrong, end) = mirror.rest(slos).await;
     println!("the whole set from nothing: {:.1} s, {:?}", (end - began).as_secs_f64(), mirror.states());
+    let bound = mirror.bound(slos).await;
+    println!("{bound} pods of it bound: {:.1} s", began.elapsed().as_secs_f64());
     probes(&client, &mirror, slos).await;
     idle(&client, &operator, nodes).await;
     wrong.extend(losses(&client, &mirror, nodes, slos).await);
+    mirror.wait("pods are where plans have them", |seen| seen.astray().is_empty()).await;
+    wrong.extend(mirror.seen().broken());
     println!("operator: at most {} MiB, {:.1} s of CPU in all", memory(&operator, "VmHWM"), cpu(&operator));
     for what in &wrong {
         println!("WRONG: {what}");
@@ -72,23 +83,21 @@ async fn main() {
     std::process::exit(i32::from(!wrong.is_empty()));
 }
 
-fn tenant(i: usize) -> String {
-    format!("tenant{}", i % TENANTS)
-}
-
-fn pps(i: usize) -> f64 {
-    1e6 + (i * 7919 % 20) as f64 * 1e5
-}
-
 /// Makes everything but the operator.
 async fn make(client: &Client, nodes: usize, slos: usize) {
     define(client).await;
     let began = Instant::now();
     let each = |i: usize| async move { node(client, &format!("n{i}")).await };
     futures::stream::iter(0..nodes).for_each_concurrent(WIDTH, each).await;
-    let each = |i: usize| async move { basics(client, &tenant(i)).await };
+    let each = |i: usize| async move { mix::make_tenant(client, &tenant(i)).await };
     futures::stream::iter(0..TENANTS).for_each_concurrent(4, each).await;
-    let each = |i: usize| async move { promise(client, &tenant(i), &format!("s{i}"), pps(i)).await };
+    let each = |i: usize| async move {
+        mix::make_chain(client, i).await;
+        mix::make_slo(client, i).await;
+        if mix::has_pods(i) {
+            mix::make_pods(client, i).await;
+        }
+    };
     futures::stream::iter(0..slos).for_each_concurrent(WIDTH, each).await;
     println!("{nodes} nodes and {slos} SLOs made in {:.1} s", began.elapsed().as_secs_f64());
 }
@@ -104,6 +113,16 @@ struct Seen {
     /// The states that each SLO has had since this was emptied.
     had: BTreeMap<Key, BTreeSet<String>>,
     plans: BTreeMap<String, BTreeSet<Instance>>,
+    /// Pods that are bound, and are not going: the instance and the node of each.
+    pods: BTreeMap<Key, (Instance, String)>,
+}
+
+/// The instance that a pod is, and its node.
+fn bound(key: &Key, pod: &Pod) -> Option<(Instance, String)> {
+    let label = |name: &str| pod.labels().get(name).cloned();
+    let node = pod.spec.as_ref()?.node_name.clone().filter(|_| pod.metadata.deletion_timestamp.is_none())?;
+    let instance = (name::on_node(&key.namespace, &label(labels::SLO)?), label(labels::INSTANCE)?.parse().ok()?);
+    Some((instance, node))
 }
 
 impl Seen {
@@ -111,6 +130,32 @@ impl Seen {
     fn status(&self, on_node: &str) -> Option<&SloStatus> {
         let (namespace, name) = on_node.split_once('_')?;
         self.slos.get(&Key::new(namespace, name))
+    }
+
+    /// Pods on nodes whose plans do not have their instances.
+    fn astray(&self) -> Vec<&Key> {
+        let is_planned = |(instance, node): &(Instance, String)| self.plans.get(node).is_some_and(|has| has.contains(instance));
+        self.pods.iter().filter(|(_, pod)| !is_planned(pod)).map(|(key, _)| key).collect()
+    }
+
+    /// What is in two plans, in a plan without its SLO, or kept without a plan.
+    fn broken(&self) -> Vec<String> {
+        let (mut wrong, mut on) = (Vec::new(), BTreeMap::<&Instance, &String>::new());
+        for (node, instance) in self.plans.iter().flat_map(|(node, all)| all.iter().map(move |one| (node, one))) {
+            if let Some(other) = on.insert(instance, node) {
+                wrong.push(format!("{instance:?} is on {other} and {node}"));
+            }
+            if self.status(&instance.0).is_none() {
+                wrong.push(format!("{instance:?} on {node} is of no SLO"));
+            }
+        }
+        let placed: BTreeSet<&str> = on.keys().map(|(slo, _)| slo.as_str()).collect();
+        for (key, status) in self.slos.iter().filter(|(_, status)| status.state == "kept") {
+            if !placed.contains(name::on_node(&key.namespace, &key.name).as_str()) {
+                wrong.push(format!("{key} is on no node, and says that it is kept on {}", status.nodes));
+            }
+        }
+        wrong
     }
 }
 
@@ -135,7 +180,25 @@ impl Mirror {
             }
             None => drop(seen.plans.remove(&key.name)),
         });
+        mirror.follow(client, |seen: &mut Seen, key, pod: Option<Pod>| match pod.and_then(|pod| bound(&key, &pod)) {
+            Some(bound) => drop(seen.pods.insert(key, bound)),
+            None => drop(seen.pods.remove(&key)),
+        });
         mirror
+    }
+
+    /// Waits until the pods of all SLOs are bound that have a place. Returns how many these are.
+    async fn bound(&self, slos: usize) -> usize {
+        let with_pods = (0..slos).filter(|i| mix::has_pods(*i));
+        let pods: Vec<(String, Key)> = with_pods
+            .flat_map(|i| mix::pods(i).map(move |(pod, _)| (name::on_node(&tenant(i), &mix::name(i)), Key::new(&tenant(i), &pod))))
+            .collect();
+        let are_bound = |seen: &Seen| {
+            let is_placed = |slo: &str| seen.plans.values().flatten().any(|(placed, _)| placed == slo);
+            seen.astray().is_empty() && pods.iter().all(|(slo, pod)| seen.pods.contains_key(pod) || !is_placed(slo))
+        };
+        self.wait("pods are bound", are_bound).await;
+        self.seen().pods.len()
     }
 
     fn follow<K>(&self, client: &Client, put: fn(&mut Seen, Key, Option<K>))
@@ -203,8 +266,9 @@ impl Mirror {
 /// SLOs that come one at a time, each with a pod that waits for its node, and go again.
 async fn probes(client: &Client, mirror: &Mirror, from: usize) {
     let (mut opened, mut bound) = (Vec::new(), Vec::new());
-    for i in from..from + PROBES {
-        let (open, bind) = probe(client, mirror, &tenant(i), &format!("s{i}"), pps(i)).await;
+    let probes = PROBES.min(from.div_ceil(5));
+    for i in from..from + probes {
+        let (open, bind) = probe(client, mirror, i).await;
         opened.push(open);
         bound.push(bind);
     }
@@ -212,24 +276,26 @@ async fn probes(client: &Client, mirror: &Mirror, from: usize) {
         times.sort();
         let at = |part: f64| times[((times.len() as f64 * part) as usize).min(times.len() - 1)].as_secs_f64() * 1e3;
         let (half, most, all) = (at(0.5), at(0.99), at(1.0));
-        println!("one more of {PROBES}, from the request until {what}: p50 {half:.0} ms, p99 {most:.0} ms, max {all:.0} ms");
+        println!("one more of {probes}, from the request until {what}: p50 {half:.0} ms, p99 {most:.0} ms, max {all:.0} ms");
     }
 }
 
 /// Returns the time from the request for an SLO until its pod may be bound, and until it is.
-async fn probe(client: &Client, mirror: &Mirror, namespace: &str, name: &str, pps: f64) -> (Duration, Duration) {
+async fn probe(client: &Client, mirror: &Mirror, i: usize) -> (Duration, Duration) {
+    let (namespace, name) = (&tenant(i), &mix::name(i));
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    apply::<ServiceChain>(client, &chain(namespace, name)).await.unwrap();
-    let made = gated(client, namespace, name, name).await;
-    let only = WatchParams::default().fields(&format!("metadata.name={name}"));
+    mix::make_chain(client, i).await;
+    let (pod, function) = mix::pods(i).next().expect("a chain has NFs");
+    let made = objects::gated_as(client, namespace, &pod, name, function).await;
+    let only = WatchParams::default().fields(&format!("metadata.name={pod}"));
     let mut events = std::pin::pin!(pods.watch(&only, &made.resource_version().unwrap()).await.unwrap());
     let began = Instant::now();
-    apply::<Slo>(client, &reserved(namespace, name, pps)).await.unwrap();
+    mix::make_slo(client, i).await;
     let mut opened = None;
     let bound = loop {
         let event = events.next().await.expect("the watch ends before the pod is bound").unwrap();
-        let WatchEvent::Modified(pod) = event else { continue };
-        let spec = pod.spec.unwrap();
+        let WatchEvent::Modified(changed) = event else { continue };
+        let spec = changed.spec.unwrap();
         if spec.scheduling_gates.is_none_or(|gates| gates.is_empty()) {
             opened.get_or_insert_with(|| began.elapsed());
         }
@@ -239,7 +305,7 @@ async fn probe(client: &Client, mirror: &Mirror, namespace: &str, name: &str, pp
     };
     let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     Api::<Slo>::namespaced(client.clone(), namespace).delete(name, &at_once).await.unwrap();
-    pods.delete(name, &at_once).await.unwrap();
+    pods.delete(&pod, &at_once).await.unwrap();
     Api::<ServiceChain>::namespaced(client.clone(), namespace).delete(name, &at_once).await.unwrap();
     let on_node = name::on_node(namespace, name);
     let is_gone = |seen: &Seen| {

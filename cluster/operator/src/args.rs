@@ -1,5 +1,6 @@
 //! How the operator runs.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -23,6 +24,9 @@ pub struct RunArgs {
     /// move for it; 0: none moves.
     #[arg(long, default_value_t = 0.1, value_parser = gap)]
     pub optimise_gap: f64,
+    /// File that the operator writes every few seconds, for `sluice-operator ready`.
+    #[arg(long, value_name = "FILE")]
+    pub beat: Option<PathBuf>,
 }
 
 impl RunArgs {

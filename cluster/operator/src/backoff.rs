@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(60);
 pub enum Failure {
     /// The object has changed, come or gone meanwhile: the first time, it is tried again at once.
     Conflict,
-    /// No answer, or the API server has too much to do.
+    /// No answer, or the API server has too much to do, or does not know the operator just now.
     Away,
     /// The API server refuses it.
     Refused,
@@ -30,7 +30,7 @@ impl Failure {
     pub fn of(error: &Error) -> Self {
         match error {
             _ if is_conflict(error) => Self::Conflict,
-            Error::Api(status) if status.code < 500 && status.code != 429 => Self::Refused,
+            Error::Api(status) if status.code < 500 && !matches!(status.code, 401 | 429) => Self::Refused,
             _ => Self::Away,
         }
     }

@@ -57,15 +57,22 @@ fn start<K>(
     tokio::spawn(async move {
         let stream = watcher(api, config).default_backoff().modify(|object: &mut K| object.managed_fields_mut().clear());
         let mut stream = std::pin::pin!(stream);
+        let mut is_watched = true;
         while let Some(event) = stream.next().await {
             match event {
-                Ok(event) if !is_news(&event) => {}
                 Ok(event) => {
-                    if out.send(wrap(event)).is_err() {
+                    // Each list begins so, also one that is refused.
+                    is_watched |= !matches!(event, Event::Init);
+                    if is_news(&event) && out.send(wrap(event)).is_err() {
                         return;
                     }
                 }
-                Err(error) => warn!("watch of {}: {error}; it is tried again", K::plural(&())),
+                Err(error) => {
+                    if is_watched {
+                        warn!("watch of {}: {error}; it is tried again", K::plural(&()));
+                    }
+                    is_watched = false;
+                }
             }
         }
     });

@@ -3,6 +3,7 @@
 //! It needs nothing but the API server: what it has decided is in the NodePlans, so that it can be
 //! killed and started anywhere at any time. Several may run; the one with the lease acts.
 
+mod access;
 mod agents;
 mod args;
 mod backoff;
@@ -35,6 +36,12 @@ struct Cli {
 enum Command {
     /// Plan until stopped. The API server is that of the pod, or of $KUBECONFIG.
     Run(RunArgs),
+    /// See whether an operator is at work and may do what it has to: a probe of its pod.
+    Ready {
+        /// The file that it writes.
+        #[arg(long, value_name = "FILE")]
+        beat: PathBuf,
+    },
     /// Print the definitions of the custom resources.
     Crds {
         /// Write a file for each into this folder instead.
@@ -60,6 +67,7 @@ fn crds(out: Option<PathBuf>) -> anyhow::Result<()> {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Crds { out } => crds(out),
+        Command::Ready { beat } => sluice_access::beat::read(&beat, write::MANAGER)?.has_access(),
         Command::Run(args) => {
             let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| "info".into());
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Error};
+use sluice_access::denied;
 use sluice_cluster_plan::Key;
 use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, ROLLED_OUT};
@@ -142,10 +143,7 @@ pub fn of_pod<T>(decision: &Decision, done: &Result<Option<T>, Error>) -> Option
             let note = format!("another pod has the name {}, by which the operator would make one: delete it", new.pod.name);
             Some(News::bad("PodRefused", "Place", note))
         }
-        (Err(Error::Api(status)), _) if !matches!(status.code, 404 | 409) && status.code < 500 => {
-            Some(News::bad("PodRefused", "Place", format!("the API server refuses what the plan asks for: {}", status.message)))
-        }
-        (Err(_), _) => None,
+        (Err(error), _) => denied(error, MANAGER).map(|why| News::bad("PodRefused", "Place", why)),
     }
 }
 
@@ -153,6 +151,11 @@ pub fn of_pod<T>(decision: &Decision, done: &Result<Option<T>, Error>) -> Option
 pub fn silent() -> News {
     let note = "its agent does not renew its lease, so it gets nothing new: see sluice-node and sluiced there";
     News::bad("AgentSilent", "Serve", note)
+}
+
+/// What the API server does not let the operator do, and what to do.
+pub fn no_access(fault: String) -> News {
+    News::bad("NoAccess", "Ask", fault)
 }
 
 /// A node that fewer others can do without.
@@ -183,6 +186,12 @@ pub fn refusals<'a>(
 pub fn node(name: &str) -> ObjectReference {
     let own = |text: &str| Some(text.to_owned());
     ObjectReference { api_version: own("v1"), kind: own("Node"), name: own(name), uid: own(name), ..ObjectReference::default() }
+}
+
+/// A lease, for what concerns the operator itself.
+pub fn lease(namespace: &str, name: &str) -> ObjectReference {
+    let own = |text: &str| Some(text.to_owned());
+    ObjectReference { api_version: own("coordination.k8s.io/v1"), kind: own("Lease"), ..named(&Key::new(namespace, name)) }
 }
 
 pub fn pod(key: &Key, uid: &str) -> ObjectReference {

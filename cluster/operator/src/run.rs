@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use futures::stream::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -22,6 +21,7 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Error, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sluice_access::{Faults, is_fault};
 use sluice_cluster_plan::pods::{self, Decision};
 use sluice_cluster_plan::status::statuses;
 use sluice_cluster_plan::{Better, Key, Memo, Round, World, place};
@@ -32,6 +32,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
+use crate::access;
 use crate::args::RunArgs;
 use crate::backoff::Failure;
 use crate::feed::{self, Change, Lists, put_plan};
@@ -98,7 +99,8 @@ enum Written {
 
 /// Plans until a signal ends it.
 pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("no API server is known: run in a pod, or name a file in $KUBECONFIG")?;
+    let (faults, said) = Faults::new(write::MANAGER);
+    let client = sluice_access::connect(&faults).await?;
     let (mut ends, mut stops) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (out, changes) = unbounded_channel();
     let lists = Lists::default();
@@ -109,8 +111,13 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     let (say, held) = watch::channel(None);
     let end = Arc::new(Notify::new());
     let election = tokio::spawn(elect(candidate, say, highest.clone(), end.clone()));
+    let herald = Herald::start(client.clone(), &me, args.request_time());
+    tokio::spawn(access::herald(said, herald.clone(), news::lease(&args.namespace, &args.lease)));
+    if let Some(file) = args.beat.clone() {
+        tokio::spawn(access::beat(file, faults));
+    }
     let operator = Operator {
-        herald: Herald::start(client.clone(), &me, args.request_time()),
+        herald,
         client,
         namespace: args.namespace.clone(),
         limit: args.request_time(),
@@ -357,6 +364,7 @@ impl Operator {
         self.read_leases().await?;
         self.lists.trust_agents(&mut self.world);
         self.unsure.clear();
+        (self.world.denied_plans, self.world.denied_pods) = Default::default();
         // A request of its predecessor may be on its way.
         self.unsure_pods = self.world.pods.iter().filter(|(_, pod)| pod.is_gated).map(|(key, _)| key.clone()).collect();
         self.memo = Memo::default();
@@ -424,6 +432,9 @@ impl Operator {
     /// Writes the plans of a round. Returns whether another one is to follow at once: some plans
     /// have changed meanwhile, or nobody knows.
     async fn write(&mut self, round: Round, term: i64) -> bool {
+        // What is not to be written any more is not denied.
+        let is_wanted = |name: &String| round.gone.contains(name) || round.plans.iter().any(|spec| spec.server.name == *name);
+        self.world.denied_plans.retain(|name, _| is_wanted(name));
         let (later, first): (Vec<_>, Vec<_>) = round.plans.into_iter().partition(|spec| is_early(&self.world, spec));
         let gone = round.gone.into_iter().map(|name| (name, None));
         let named = |spec: NodePlanSpec| (spec.server.name.clone(), Some(spec));
@@ -459,17 +470,20 @@ impl Operator {
                 Ok(Written::Not) => is_left = true,
                 Ok(Written::As(plan)) => {
                     self.jobs.end(&job, None);
+                    self.world.denied_plans.remove(&name);
                     self.put(*plan);
                 }
                 Ok(Written::Gone) => {
                     self.jobs.end(&job, None);
                     self.world.plans.remove(&name);
+                    self.world.denied_plans.remove(&name);
                 }
                 Err(error) => {
                     let failure = Failure::of(&error);
-                    if failure != Failure::Conflict {
+                    if failure != Failure::Conflict && !is_fault(&error) {
                         warn!("the plan of {name} could not be written: {error}; it is tried again");
                     }
+                    access::deny_plan(&mut self.world, &name, &error);
                     self.jobs.end(&job, Some(failure));
                     self.unsure.insert(name, tried.filter(|_| Failure::is_doubtful(&error)));
                 }
@@ -506,7 +520,8 @@ impl Operator {
                 Some(Ok(Some(plan))) => self.put(plan),
                 Some(Ok(None)) => drop(self.world.plans.remove(&name)),
                 Some(Err(error)) => {
-                    if failure.is_none() {
+                    access::deny_plan(&mut self.world, &name, &error);
+                    if failure.is_none() && !is_fault(&error) {
                         warn!("the plan of {name} cannot be read: {error}; nothing is planned until it can be");
                     }
                     failure = Some(Failure::of(&error));
@@ -516,12 +531,20 @@ impl Operator {
             }
         }
         self.jobs.end(&Job::Unsure, failure);
+        if !self.unsure.is_empty() && !self.world.denied_plans.is_empty() {
+            self.say();
+        }
         self.unsure.is_empty()
     }
 
     /// Notes the requests that follow from the plans, and starts as many as may be under way.
     fn follow(&mut self) {
         self.follow_pods();
+        self.say();
+    }
+
+    /// As [`Operator::follow`], of statuses alone.
+    fn say(&mut self) {
         let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
         let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
         for (key, status) in all.slos {
@@ -667,18 +690,20 @@ impl Operator {
             };
             self.jobs.pods_left |= is_unsure;
         }
-        let mut due = Due::Nothing;
+        let mut due = if access::note_pod(&mut self.world, &job, &done) { Due::Follow } else { Due::Nothing };
         match done {
             Ok(answer) => {
                 let is_new = answer.is_some_and(|answer| self.lists.take_answer(&mut self.world, answer));
                 match &job {
                     Job::Pod(_) => self.jobs.pods_left |= is_new,
                     // It was changed before the answer, and the watch comes after it.
-                    _ => due = Due::round_if(is_new),
+                    _ => due = due.max(Due::round_if(is_new)),
                 }
             }
             // What has changed or gone meanwhile comes by the watch.
-            Err(error) if failure != Some(Failure::Conflict) => warn!("{job:?} could not be written: {error}; it is tried again"),
+            Err(error) if failure != Some(Failure::Conflict) && !is_fault(&error) => {
+                warn!("{job:?} could not be written: {error}; it is tried again")
+            }
             Err(_) => {}
         }
         self.start();

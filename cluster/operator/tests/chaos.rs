@@ -2,8 +2,13 @@
 //! be relied on: nothing is bound twice meanwhile, and in the end everything is as if nothing had
 //! happened.
 //!
-//! SLUICE_CHAOS is the number of kills, SLUICE_SEED what they depend on. Without a folder of
-//! programs in SLUICE_CLUSTER_BIN it says that it was skipped.
+//! Every version of every plan and pod is looked at, in the order in which the API server took
+//! them.
+//!
+//! SLUICE_CHAOS is the number of kills, SLUICE_SEED what they depend on. With SLUICE_CHAOS_GAP, the
+//! operators also move SLOs to fewer nodes, from that part of the nodes on that can be saved, and
+//! SLOs go more often. Without a folder of programs in SLUICE_CLUSTER_BIN it says that it was
+//! skipped.
 
 #[path = "testbed/objects.rs"]
 mod objects;
@@ -12,15 +17,18 @@ mod proxy;
 mod testbed;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod as KubePod};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Resource, WatchEvent, WatchParams};
 use kube::{Client, ResourceExt};
-use objects::{Agents, apply, basics, define, gated, node, promise, ready};
+use objects::{Agents, apply, basics, define, gated, node, promise, ready, state, wait};
 use proxy::{Proxy, Random};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_cluster_plan::pods::Decision;
 use sluice_cluster_plan::{Key, Memo, Node, Pod, World, place, pods};
@@ -49,17 +57,21 @@ fn main() {
         Err(_) => usual,
     };
     let (kills, seed) = (number("SLUICE_CHAOS", 10), number("SLUICE_SEED", 1));
+    let gap = std::env::var("SLUICE_CHAOS_GAP").unwrap_or_else(|_| "0".into());
+    assert!(gap.parse::<f64>().is_ok(), "SLUICE_CHAOS_GAP={gap}: write a part of the nodes, such as 0.1");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let plane = Plane::start(&programs, true).await;
-        chaos(&plane, kills, seed).await;
+        chaos(&plane, kills, seed, &gap).await;
     });
 }
 
-async fn chaos(plane: &Plane, kills: u64, seed: u64) {
+async fn chaos(plane: &Plane, kills: u64, seed: u64, gap: &str) {
     let client = plane.client().await;
     define(&client).await;
     basics(&client, NAMESPACE).await;
+    let plans = Observed::start(Api::<NodePlan>::all(client.clone()), instances);
+    let pods = Observed::start(Api::<KubePod>::namespaced(client.clone(), NAMESPACE), place_of);
     for i in 0..NODES {
         node(&client, &format!("c{i}")).await;
     }
@@ -70,37 +82,60 @@ async fn chaos(plane: &Plane, kills: u64, seed: u64) {
         let at = plane.folder.path().join(format!("proxy{i}"));
         proxies.push(Proxy::start(plane.client().await, seed * 2 + i, at).await);
     }
+    let site = Site { plane, client: &client, proxies, gap };
     let ends = Arc::new(AtomicBool::new(false));
-    let watcher = tokio::spawn(observe(client.clone(), ends.clone()));
-    let changes = tokio::spawn(churn(client.clone(), seed, ends.clone()));
+    let changes = tokio::spawn(churn(client.clone(), seed, site.moves(), ends.clone()));
     let began = Instant::now();
-    kill(plane, &proxies, kills, seed).await;
+    kill(&site, kills, seed).await;
     ends.store(true, Ordering::Relaxed);
     let made = changes.await.unwrap();
-    let seen = watcher.await.unwrap();
-    println!("{kills} kills and {made} changes in {:.0} s, seed {seed}; looked at {seen} times", began.elapsed().as_secs_f64());
-    for proxy in &proxies {
-        proxy.fail(false);
-        proxy.cut(false);
-    }
-    let last: Vec<Process> = (0..2).map(|i| start(plane, &proxies, i)).collect();
+    println!("{kills} kills and {made} changes in {:.0} s, seed {seed}", began.elapsed().as_secs_f64());
+    site.set_bad(false);
+    let last: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
     calm(&client).await;
     quiet(&client, &last).await;
     same(&client).await;
+    if site.moves() {
+        fewer(&site, last, seed).await;
+        same(&client).await;
+    }
+    let (plans, pods) = (plans.end().await, pods.end().await);
+    println!("looked at {plans} versions of plans and {pods} of pods");
     println!("ok: {kills} kills: nothing is bound twice, nothing is left over, and the end is as without them");
 }
 
-fn start(plane: &Plane, proxies: &[Proxy], i: usize) -> Process {
-    plane.operator_by(&format!("op{i}"), OPERATOR, &proxies[i].kubeconfig)
+/// Where it happens.
+struct Site<'a> {
+    plane: &'a Plane,
+    client: &'a Client,
+    proxies: Vec<Proxy>,
+    /// Part of the nodes in use that can be saved, from which on SLOs move; 0: none moves.
+    gap: &'a str,
+}
+
+impl Site<'_> {
+    fn moves(&self) -> bool {
+        self.gap.parse::<f64>().unwrap() > 0.0
+    }
+
+    fn start(&self, i: usize) -> Process {
+        self.plane.operator_with(&format!("op{i}"), OPERATOR, &self.proxies[i].kubeconfig, self.gap)
+    }
+
+    /// Whether requests of operators fail. Nothing is cut off from now on.
+    fn set_bad(&self, is_bad: bool) {
+        for proxy in &self.proxies {
+            proxy.fail(is_bad);
+            proxy.cut(false);
+        }
+    }
 }
 
 /// Kills operators, stops them for a while, and cuts them off.
-async fn kill(plane: &Plane, proxies: &[Proxy], kills: u64, seed: u64) {
-    let mut random = Random::new(seed ^ 0xdead);
-    let mut operators: Vec<Process> = (0..2).map(|i| start(plane, proxies, i)).collect();
-    for proxy in proxies {
-        proxy.fail(true);
-    }
+async fn kill(site: &Site<'_>, kills: u64, seed: u64) {
+    let (mut random, proxies) = (Random::new(seed ^ 0xdead), &site.proxies);
+    let mut operators: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
+    site.set_bad(true);
     for _ in 0..kills {
         let i = random.below(2) as usize;
         tokio::time::sleep(Duration::from_millis(300 + random.below(4000))).await;
@@ -122,12 +157,13 @@ async fn kill(plane: &Plane, proxies: &[Proxy], kills: u64, seed: u64) {
         let ended = operators[i].child.try_wait().unwrap();
         assert!(ended.is_none(), "an operator has ended by itself ({ended:?}):\n{}", operators[i].last_words());
         // The process that is replaced is killed.
-        operators[i] = start(plane, proxies, i);
+        operators[i] = site.start(i);
     }
 }
 
 /// Changes SLOs, nodes, NFs and pods until that ends. Returns how many changes were made.
-async fn churn(client: Client, seed: u64, ends: Arc<AtomicBool>) -> u64 {
+/// Where SLOs move, they go more often, so that nodes can be saved.
+async fn churn(client: Client, seed: u64, moves: bool, ends: Arc<AtomicBool>) -> u64 {
     let mut random = Random::new(seed ^ 0xc0de);
     let (slos, nodes) = (Api::<Slo>::namespaced(client.clone(), NAMESPACE), Api::<KubeNode>::all(client.clone()));
     let pods: Api<KubePod> = Api::namespaced(client.clone(), NAMESPACE);
@@ -136,6 +172,7 @@ async fn churn(client: Client, seed: u64, ends: Arc<AtomicBool>) -> u64 {
     while !ends.load(Ordering::Relaxed) {
         let (slo, at) = (format!("s{}", random.below(SLOS)), format!("c{}", random.below(NODES)));
         match random.below(12) {
+            2..4 if moves => drop(slos.delete(&slo, &DeleteParams::default()).await),
             0..4 => promise(&client, NAMESPACE, &slo, 1e6 + random.below(60) as f64 * 1e5).await,
             4 => drop(slos.delete(&slo, &DeleteParams::default()).await),
             5 => ready(&client, &at, random.below(2) == 0).await,
@@ -163,41 +200,111 @@ async fn args(client: &Client, arg: &str) {
     apply::<NetworkFunction>(client, &nf).await.unwrap();
 }
 
-/// What is in two plans, or two pods, at once.
-fn doubles(plans: &[NodePlan], pods: &[KubePod]) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut placed: BTreeMap<(&str, u32), &str> = BTreeMap::new();
-    for plan in plans {
-        let node = plan.spec.server.name.as_str();
-        for one in &plan.spec.server.instances {
-            if let Some(other) = placed.insert((one.slo.as_str(), one.number), node) {
-                found.push(format!("{} of {} is on {other} and {node}", one.number, one.slo));
-            }
-        }
-    }
-    let mut bound: BTreeMap<_, String> = BTreeMap::new();
-    for (key, pod) in pods.iter().map(|pod| (pod.name_any(), converted(pod))) {
-        let is_bound = !pod.is_gated && !pod.is_ending;
-        let Some(number) = pod.instance.filter(|_| is_bound) else { continue };
-        if let Some(other) = bound.insert((pod.slo.clone(), pod.function.clone(), number), key.clone()) {
-            found.push(format!("{number} of {} are the pods {other} and {key}", pod.slo));
-        }
-    }
-    found
+/// What one object has at a time: an instance that a plan has, or a pod is.
+type Place = (String, String, u32);
+
+fn instances(plan: &NodePlan) -> BTreeSet<Place> {
+    plan.spec.server.instances.iter().map(|one| (one.slo.clone(), String::new(), one.number)).collect()
 }
 
-/// Looks again and again whether anything is bound twice.
-async fn observe(client: Client, ends: Arc<AtomicBool>) -> u64 {
-    let (plans, pods) = (Api::<NodePlan>::all(client.clone()), Api::<KubePod>::namespaced(client.clone(), NAMESPACE));
-    let mut times = 0;
-    while !ends.load(Ordering::Relaxed) {
-        let all = plans.list(&ListParams::default()).await.unwrap().items;
-        let found = doubles(&all, &pods.list(&ListParams::default()).await.unwrap().items);
-        assert!(found.is_empty(), "{found:?}");
-        times += 1;
-        tokio::time::sleep(Duration::from_millis(50)).await;
+fn place_of(pod: &KubePod) -> BTreeSet<Place> {
+    let pod = converted(pod);
+    let bound = pod.instance.filter(|_| !pod.is_gated && !pod.is_ending);
+    bound.map(|number| (pod.slo, pod.function, number)).into_iter().collect()
+}
+
+/// Objects of a kind, with their places, and what two of them had at once.
+#[derive(Default)]
+struct Places {
+    of: BTreeMap<String, BTreeSet<Place>>,
+    versions: u64,
+    /// The last version.
+    reached: u64,
+    doubles: Vec<String>,
+}
+
+impl Places {
+    /// Takes the next version of an object.
+    fn take(&mut self, name: &str, version: u64, places: BTreeSet<Place>) {
+        self.versions += 1;
+        self.reached = self.reached.max(version);
+        for (other, has) in self.of.iter().filter(|(other, _)| *other != name) {
+            let both = has.intersection(&places);
+            self.doubles
+                .extend(both.map(|(slo, _, number)| format!("{number} of {slo} is {other} and {name} at version {version}")));
+        }
+        self.of.insert(name.into(), places);
     }
-    times
+}
+
+fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().unwrap().parse().unwrap()
+}
+
+/// Looks at every version of a kind's objects: lists would miss what is twice for a moment.
+struct Observed<K> {
+    api: Api<K>,
+    places: Arc<Mutex<Places>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl<K> Observed<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    fn start(api: Api<K>, of: fn(&K) -> BTreeSet<Place>) -> Self {
+        let places = Arc::new(Mutex::new(Places::default()));
+        let task = tokio::spawn(observe(api.clone(), places.clone(), of));
+        Self { api, places, task }
+    }
+
+    /// Ends it once it has seen what there is. Returns how many versions it has seen.
+    async fn end(self) -> u64 {
+        let last = self.api.list(&ListParams::default()).await.unwrap().items.iter().map(version).max().unwrap_or(0);
+        wait("all versions are seen", || async {
+            assert!(!self.task.is_finished(), "versions were missed");
+            (self.places.lock().unwrap().reached >= last).then_some(())
+        })
+        .await;
+        self.task.abort();
+        let places = self.places.lock().unwrap();
+        assert_eq!(places.doubles, Vec::<String>::new());
+        assert!(places.versions > 0, "there was nothing to see");
+        places.versions
+    }
+}
+
+/// Follows every version from the first on. A watch that ends is begun again where it has ended.
+async fn observe<K>(api: Api<K>, places: Arc<Mutex<Places>>, of: fn(&K) -> BTreeSet<Place>)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let listed = api.list(&ListParams::default()).await.unwrap();
+    for object in &listed.items {
+        places.lock().unwrap().take(&object.name_any(), version(object), of(object));
+    }
+    let mut at = listed.metadata.resource_version.unwrap();
+    loop {
+        let mut events = std::pin::pin!(api.watch(&WatchParams::default(), &at).await.unwrap());
+        while let Some(event) = events.next().await {
+            let (object, has) = match event {
+                Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                    let has = of(&object);
+                    (object, has)
+                }
+                Ok(WatchEvent::Deleted(object)) => (object, BTreeSet::new()),
+                Ok(WatchEvent::Bookmark(mark)) => {
+                    at = mark.metadata.resource_version;
+                    continue;
+                }
+                Ok(WatchEvent::Error(status)) => panic!("versions are missed: {status:?}"),
+                // The connection has ended.
+                Err(_) => break,
+            };
+            at = object.resource_version().unwrap();
+            places.lock().unwrap().take(&object.name_any(), version(&object), has);
+        }
+    }
 }
 
 /// All nodes are well, but for one that goes; each SLO has pods.
@@ -286,6 +393,49 @@ async fn quiet(client: &Client, operators: &[Process]) {
     }
 }
 
+/// SLOs that fill a node each shrink, so that one node is enough, and operators are killed while
+/// they move.
+async fn fewer(site: &Site<'_>, running: Vec<Process>, seed: u64) {
+    let client = site.client;
+    let (slos, plans): (Api<Slo>, Api<NodePlan>) = (Api::namespaced(client.clone(), NAMESPACE), Api::all(client.clone()));
+    let used = || async {
+        let all = plans.list(&ListParams::default()).await.ok()?.items;
+        let is_settled = |plan: &NodePlan| plan.status.as_ref().is_some_and(|status| status.applied_revision == plan.spec.revision);
+        let count = all.iter().filter(|plan| !plan.spec.server.instances.is_empty()).count();
+        all.iter().all(is_settled).then_some(count)
+    };
+    let until = |count: usize| wait("nodes in use", move || async move { (used().await? == count).then_some(()) });
+    for slo in slos.list(&ListParams::default()).await.unwrap() {
+        slos.delete(&slo.name_any(), &DeleteParams::default()).await.unwrap();
+    }
+    until(0).await;
+    let names = ["wide-a", "wide-b", "wide-c"];
+    for name in names {
+        promise(client, NAMESPACE, name, 15e6).await;
+        state(client, NAMESPACE, name, "kept").await;
+    }
+    for name in names {
+        promise(client, NAMESPACE, name, 2e6).await;
+    }
+    drop(running);
+    site.set_bad(true);
+    let mut random = Random::new(seed ^ 0xfeed);
+    for _ in 0..3 {
+        let _some: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
+        tokio::time::sleep(Duration::from_millis(5000 + random.below(4000))).await;
+    }
+    site.set_bad(false);
+    let last: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
+    until(1).await;
+    quiet(client, &last).await;
+    let moved = |i: usize| {
+        let log = site.plane.folder.path().join(format!("op{i}.log"));
+        std::fs::read_to_string(log).is_ok_and(|text| text.contains(", so that "))
+    };
+    assert!(moved(0) || moved(1), "the one that is left is where they moved to");
+    println!("ok: SLOs move to fewer nodes while operators are killed");
+}
+
 /// What is promised in plans: the SLOs, and how much of each is led to instances.
 fn promised(world: &World) -> BTreeMap<String, i64> {
     let mut all: BTreeMap<String, f64> = BTreeMap::new();
@@ -299,8 +449,6 @@ fn promised(world: &World) -> BTreeMap<String, i64> {
 async fn same(client: &Client) {
     let end = world(client).await;
     let plans: Vec<NodePlan> = end.plans.values().cloned().collect();
-    let pods: Vec<KubePod> = Api::namespaced(client.clone(), NAMESPACE).list(&ListParams::default()).await.unwrap().items;
-    assert_eq!(doubles(&plans, &pods), Vec::<String>::new());
     let names =
         |slos: Vec<&Key>| -> BTreeSet<String> { slos.into_iter().map(|key| name::on_node(&key.namespace, &key.name)).collect() };
     let placed: BTreeSet<String> = plans.iter().flat_map(|plan| plan.spec.slos.iter().map(|one| one.slo.name.clone())).collect();

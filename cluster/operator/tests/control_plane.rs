@@ -5,21 +5,30 @@
 
 #[path = "testbed/objects.rs"]
 mod objects;
+#[path = "../../../crates/host/src/skip.rs"]
+mod skip;
 mod testbed;
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
 use serde_json::{Value, json};
-use sluice_cluster_types::{NetworkFunction, NfProfile, NodePlan, ProfileRequest, ServerClass, ServiceChain, Slo, labels};
+use skip::skip;
+use sluice_cluster_types::{
+    NetworkFunction, NfProfile, NodePlan, ProfileRequest, Progress, ServerClass, ServiceChain, Slo, labels,
+};
 use sluice_slo::examples::{profile, shape};
+use sluice_slo::slo::Workload;
 use testbed::{Plane, Process};
 
 const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
@@ -71,7 +80,6 @@ fn main() {
             None => println!("skipped: a real node; SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
             Some(folder) => {
                 real_node(&client, &plane, Path::new(&folder)).await;
-                done("a real daemon runs what its node is given, and packets flow");
             }
         }
     });
@@ -681,7 +689,9 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
     let _operator = plane.operator("third", OPERATOR);
     let mut agent = Command::new(Path::new(OPERATOR).with_file_name("sluice-node"));
     agent
-        .args(["--node", "real", "--namespace", "default"])
+        .args(["--node", "real", "--namespace", "default", "--class", "real"])
+        .arg("--profiler")
+        .arg(programs.join("sluice"))
         .arg("--socket")
         .arg(&socket)
         .arg("--base")
@@ -700,9 +710,7 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
         let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
         nodes.patch(&other.metadata.name.unwrap(), &PatchParams::default(), &cordon).await.unwrap();
     }
-    node(client, objects::REAL).await;
-    let label = json!({"metadata": {"labels": {objects::CLASS: "real"}}});
-    nodes.patch(objects::REAL, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+    objects::node_of(client, objects::REAL, "real").await;
     let bridge = json!({"metadata": {"name": "bridge", "namespace": "acme"}, "spec": {"exec": "sluice-nf-bridge"}});
     apply::<NetworkFunction>(client, &bridge).await.unwrap();
     let mut object = chain("acme", "packets");
@@ -727,11 +735,133 @@ async fn real_node(client: &Client, plane: &Plane, programs: &Path) {
         (status.applied_revision == plan.spec.revision && status.uses.is_empty()).then_some(())
     })
     .await;
-    guests(client, &at("run"), programs, words).await;
+    guests(client, &at("run"), programs, &words).await;
+    done("a real daemon runs what its node is given, and packets flow");
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    slos.delete("guests", &DeleteParams::default()).await.unwrap();
+    nothing_runs(client).await;
+    match why_not_profiled(programs) {
+        Some(why) => skip(why),
+        None => {
+            profiles(client, programs, &words).await;
+            done("a node without instances profiles an NF, and what is promised by that is kept");
+        }
+    }
+    liar(client, words).await;
+    done("a node whose class says more than it has refuses that, and SLOs go elsewhere");
+}
+
+/// Waits until that node has no instances, and its daemon keeps none.
+async fn nothing_runs(client: &Client) {
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    wait("the daemon keeps nothing any more", || async {
+        let plan = plans.get("real").await.ok()?;
+        (plan.spec.server.instances.is_empty() && plan.status?.applied_revision == plan.spec.revision).then_some(())
+    })
+    .await;
+}
+
+/// Changes the class of that node.
+async fn class(client: &Client, spec: Value) {
+    let classes: Api<ServerClass> = Api::all(client.clone());
+    classes.patch("real", &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.unwrap();
+}
+
+/// What is missing for a real profile.
+fn why_not_profiled(programs: &Path) -> Option<String> {
+    if let Some(missing) = ["sluice", "sluice-lab"].into_iter().find(|program| !programs.join(program).exists()) {
+        return Some(format!("a real profile: there is no {missing} in {}", programs.display()));
+    }
+    let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
+    (!is_root).then(|| "a real profile: it needs root, as its NF runs as another user".into())
+}
+
+/// A ProfileRequest is carried out with `sluice profile`: quick traffic and one point of the cache.
+/// Then something is promised by what was measured.
+async fn profiles(client: &Client, programs: &Path, words: &impl Fn() -> String) {
+    // In the folder of the build, the user of NFs may have no rights.
+    let open = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(open.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = open.path().join("sluice-nf-bridge");
+    std::fs::copy(programs.join("sluice-nf-bridge"), &program).unwrap();
+    let named = |spec: Value| json!({"metadata": {"name": "measured", "namespace": "acme"}, "spec": spec});
+    apply::<NetworkFunction>(client, &named(json!({"exec": program}))).await.unwrap();
+    let mut object = chain("acme", "measured");
+    object["spec"]["services"] = json!(["measured"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    let traffic = "size=60,flows=64";
+    let request = json!({"function": "measured", "class": "real", "traffic": traffic, "cache": "none", "noisy": true});
+    apply::<ProfileRequest>(client, &named(request)).await.unwrap();
+    let requests: Api<ProfileRequest> = Api::namespaced(client.clone(), "acme");
+    let ended = wait("the request is carried out", || async {
+        let status = requests.get("measured").await.ok()?.status?;
+        matches!(status.state, Progress::Done | Progress::Failed).then_some(status)
+    })
+    .await;
+    if ended.message.contains("need a core each") {
+        return skip(ended.message);
+    }
+    assert_eq!((ended.state, ended.node.as_deref()), (Progress::Done, Some("real")), "{ended:?}\n{}", words());
+    let made: Api<NfProfile> = Api::namespaced(client.clone(), "acme");
+    let profile = made.get(ended.profile.as_deref().unwrap()).await.unwrap().spec.profile;
+    assert_eq!((&profile.key.workload, profile.key.traffic.as_str()), (&Workload::Nf("measured".into()), traffic));
+    let most = profile.throughput_pps(profile.best_ways);
+    assert!(most > 0.0, "{profile:?}");
+    // The profile is of the whole cache, and of this processor.
+    class(client, json!({"cpu": profile.key.cpu, "llcWays": profile.best_ways})).await;
+    let reserved = json!({"throughputPps": (most / 4.0).min(2000.0), "latencyUs": 1e6});
+    let slo = named(json!({"chain": "measured", "traffic": traffic, "reserved": reserved}));
+    apply::<Slo>(client, &slo).await.unwrap();
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    wait("what was measured is promised, and kept", || async {
+        let status = slos.get("measured").await.ok()?.status?;
+        // More may come than is promised.
+        (status.nodes == "real" && ["kept", "exceeded"].contains(&status.state.as_str())).then_some(())
+    })
+    .await;
+    slos.delete("measured", &DeleteParams::default()).await.unwrap();
+    nothing_runs(client).await;
+}
+
+/// The class of that node says more than there is, one thing after the other.
+async fn liar(client: &Client, words: impl Fn() -> String) {
+    let slos: Api<Slo> = Api::namespaced(client.clone(), "acme");
+    let plans: Api<NodePlan> = Api::all(client.clone());
+    let refuses = |what: &'static str| {
+        let plans = plans.clone();
+        wait(what, move || {
+            let plans = plans.clone();
+            async move {
+                let status = plans.get("real").await.ok()?.status?;
+                let says = |one: &Condition| one.type_ == "Ready" && one.reason == "Refused" && one.message.contains(what);
+                status.conditions.iter().any(says).then_some(())
+            }
+        })
+    };
+    class(client, json!({"memoryMib": 1_u64 << 40})).await;
+    refuses("write as memoryMib what NFs may have of it").await;
+    class(client, json!({"memoryMib": 1024, "cores": 64})).await;
+    refuses("has 64 cores for NFs, and `cores` in [promises] of its sluiced names 1").await;
+    event(client, "default", "Node", "real", "PlanRefused").await;
+    // It would serve this one, if it were not for its class.
+    node(client, "spare").await;
+    let spec = json!({"chain": "packets", "onDemand": {"latencyUs": 1e6, "mostInstances": 1}});
+    apply::<Slo>(client, &json!({"metadata": {"name": "packets", "namespace": "acme"}, "spec": spec})).await.unwrap();
+    assert_eq!(state(client, "acme", "packets", "kept").await.status.unwrap().nodes, "spare", "{}", words());
+    // Once the class says what there is, the node is as any other.
+    class(client, json!({"cores": 1})).await;
+    ready(client, "spare", false).await;
+    wait("the node has it", || async {
+        let status = slos.get("packets").await.ok()?.status?;
+        (status.nodes == "real" && status.state == "kept").then_some(())
+    })
+    .await;
+    let status = plans.get("real").await.unwrap().status.unwrap();
+    assert!(status.refused.is_none() && status.conditions.iter().all(|one| one.status == "True"), "{status:?}");
 }
 
 /// An NF of pods on that node: it attaches by the socket of its SLO, and so does its successor.
-async fn guests(client: &Client, run: &Path, programs: &Path, words: impl Fn() -> String) {
+async fn guests(client: &Client, run: &Path, programs: &Path, words: &impl Fn() -> String) {
     let named = |name: &str, spec: Value| json!({"metadata": {"name": name, "namespace": "acme"}, "spec": spec});
     apply::<NetworkFunction>(client, &named("guest", json!({}))).await.unwrap();
     let mut object = chain("acme", "guests");

@@ -19,6 +19,10 @@ use crate::world::{Key, World};
 
 /// The reason of a condition: a node's agent does not report any more.
 const AGENT_SILENT: &str = "AgentSilent";
+/// The same: the API server does not let the operator place its pods.
+const PODS_DENIED: &str = "PodsDenied";
+/// The reason of a condition: it has a place, and the API server does not take the plan of a node.
+const PLANS_DENIED: &str = "PlansDenied";
 
 /// The statuses that are not as they should be.
 #[derive(Debug, Default)]
@@ -43,12 +47,14 @@ pub fn statuses(world: &World, memo: &Memo, now: &Time) -> Statuses {
         }
     }
     let mut statuses = Statuses::default();
+    let (denied, stuck) = (denied_pods(world), stuck(world));
     for (key, slo) in &world.slos {
         let on_node = name::on_node(&key.namespace, &key.name);
         let plans = by_slo.get(on_node.as_str()).map(Vec::as_slice).unwrap_or_default();
         let silent = plans.iter().map(|plan| plan.spec.server.name.as_str()).filter(|node| is_silent(world, node)).collect();
-        let on = On { slo: &on_node, plans, silent, memo };
-        statuses.slos.extend(of_slo(&on, slo, memo.why.get(key), now).map(|status| (key.clone(), status)));
+        let on = On { slo: &on_node, plans, silent, denied: denied.get(key).copied(), memo };
+        let why = memo.why.get(key).or(stuck.as_ref().filter(|_| plans.is_empty()));
+        statuses.slos.extend(of_slo(&on, slo, why, now).map(|status| (key.clone(), status)));
     }
     let owners = owners(world);
     for (key, chain) in &world.chains {
@@ -85,6 +91,19 @@ fn of_chain(world: &World, memo: &Memo, owners: &HashMap<(&str, &str), &Key>, ke
         Some(why) => State::new(ACCEPTED, Some(false), INGRESS_TAKEN, why.message.clone()),
         None => State::new(ACCEPTED, Some(true), "Promised", format!("the SLO \"{}\" is of it", slo.name)),
     }
+}
+
+/// Why pods cannot be placed, by their SLOs.
+fn denied_pods(world: &World) -> BTreeMap<Key, &str> {
+    let living = world.denied_pods.iter().filter_map(|(key, why)| Some((key, world.pods.get(key)?, why)));
+    let living = living.filter(|(_, pod, _)| !pod.is_ending);
+    living.map(|(key, pod, why)| (Key::new(&key.namespace, &pod.slo), why.as_str())).collect()
+}
+
+/// Why SLOs that have no plan may not get one.
+fn stuck(world: &World) -> Option<Why> {
+    let (node, why) = world.denied_plans.first_key_value()?;
+    Some(Why::new(PLANS_DENIED, format!("the plan of node {node} cannot be written: {why}")))
 }
 
 /// How far a change of an NF is.
@@ -145,6 +164,8 @@ struct On<'a> {
     memo: &'a Memo,
     /// Those of its nodes whose agents are silent.
     silent: Vec<&'a str>,
+    /// Why its pods cannot be placed.
+    denied: Option<&'a str>,
 }
 
 impl On<'_> {
@@ -165,6 +186,12 @@ impl On<'_> {
         let lacks = |plan: &&&NodePlan| !is_settled(plan) && (self.uses(plan).is_none() || is_refused(plan));
         let late: Vec<&&NodePlan> = self.plans.iter().filter(lacks).collect();
         let refusing = late.iter().find_map(|plan| Some((&plan.spec.server.name, refusal(plan)?)));
+        if nodes > 0
+            && self.silent.is_empty()
+            && let Some(why) = self.denied
+        {
+            return State::new(READY, Some(false), PODS_DENIED, format!("its pods cannot be placed: {why}"));
+        }
         match (refusing, late.first()) {
             _ if nodes == 0 => State::new(READY, Some(false), "NotPlaced", "no node runs it"),
             _ if !self.silent.is_empty() => State::new(READY, Some(false), AGENT_SILENT, see_agents(&self.silent)),
@@ -202,7 +229,7 @@ fn assess(on: &On<'_>, why: Option<&Why>) -> (&'static str, [State; 3]) {
     let word = match (why, &ready.holds, &kept) {
         (Some(_), ..) if nodes == 0 => "refused",
         (Some(_), ..) => "degraded",
-        _ if ready.reason == AGENT_SILENT => "degraded",
+        _ if [AGENT_SILENT, PODS_DENIED].contains(&ready.reason) => "degraded",
         (None, Some(false), _) => "admitted",
         (.., State { reason: "Violated", .. }) => "violated",
         (.., State { reason: "Exceeded", .. }) => "exceeded",
@@ -219,7 +246,7 @@ fn of_slo(on: &On<'_>, slo: &Slo, why: Option<&Why>, now: &Time) -> Option<SloSt
     }
     let (state, states) = assess(on, why);
     let of = |plan: &&NodePlan| plan.spec.server.instances.iter().filter(|one| one.slo == on.slo).count();
-    let silent = states.iter().find(|state| state.reason == AGENT_SILENT).map(|state| &state.message);
+    let lacks = states.iter().find(|state| [AGENT_SILENT, PODS_DENIED].contains(&state.reason)).map(|state| &state.message);
     let nodes: BTreeSet<&str> = plans.iter().map(|plan| plan.spec.server.name.as_str()).collect();
     let before = slo.status.clone().unwrap_or_default();
     let generation = slo.metadata.generation;
@@ -229,7 +256,7 @@ fn of_slo(on: &On<'_>, slo: &Slo, why: Option<&Why>, now: &Time) -> Option<SloSt
         promised: slo.spec.promise().map(|promise| promise.to_string()).unwrap_or_default(),
         instances: plans.iter().map(of).sum::<usize>() as i64,
         nodes: nodes.into_iter().collect::<Vec<_>>().join(" "),
-        why: why.map(|why| &why.message).or(silent).cloned().unwrap_or_default(),
+        why: why.map(|why| &why.message).or(lacks).cloned().unwrap_or_default(),
         conditions: before.conditions.clone(),
     };
     let is_same = status == before && are(&before.conditions, &states);

@@ -96,5 +96,9 @@ pub struct World {
     pub profiles: BTreeMap<Key, NfProfile>,
     pub plans: BTreeMap<String, NodePlan>,
     pub pods: BTreeMap<Key, Pod>,
+    /// Why the API server does not take a node's plan, in words that say what to do.
+    pub denied_plans: BTreeMap<String, String>,
+    /// The same of what was decided about a pod.
+    pub denied_pods: BTreeMap<Key, String>,
     pub epoch: u64,
 }

@@ -10,6 +10,8 @@ pub const READY: &str = "Ready";
 pub const KEPT: &str = "Kept";
 /// A chain, a profile or a class is as it should be, as far as other objects matter.
 pub const ACCEPTED: &str = "Accepted";
+/// The agent of a node may do at the API server what it has to.
+pub const CONNECTED: &str = "Connected";
 /// All nodes that run it have its last change.
 pub const ROLLED_OUT: &str = "RolledOut";
 

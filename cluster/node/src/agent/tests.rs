@@ -98,7 +98,8 @@ impl Daemon for Fake {
 
 /// Less than any pause.
 const TURN: Duration = Duration::from_millis(10);
-const BASE: &str = "[[port]]\nname = \"in\"\nkind = \"gen\"\n[[port]]\nname = \"out\"\nkind = \"sink\"\n";
+const BASE: &str = "[[port]]\nname = \"in\"\nkind = \"gen\"\n[[port]]\nname = \"out\"\nkind = \"sink\"\n\
+                    [promises]\ncores = [1, 2, 3, 4, 5, 6, 7, 8, 9]\ncache = \"none\"\n";
 
 /// A plan with SLOs of these names, each with one instance of `t_nat`.
 pub fn plan(revision: i64, slos: &[&str]) -> NodePlanSpec {
@@ -138,7 +139,7 @@ pub fn plan(revision: i64, slos: &[&str]) -> NodePlanSpec {
 fn agent(folder: &tempfile::TempDir) -> Agent<Fake> {
     let base = folder.path().join("base.toml");
     std::fs::write(&base, BASE).unwrap();
-    Agent::new(Fake::default(), base, folder.path().join("kept.json"))
+    Agent::new(Fake::default(), base, folder.path().join("kept.json"), None)
 }
 
 fn chains(agent: &Agent<Fake>) -> Vec<&str> {
@@ -163,6 +164,20 @@ fn a_plan_is_taken_over_and_the_next_replaces_it() {
     agent.turn(&plan(3, &[]), now);
     assert_eq!((chains(&agent), &agent.daemon.placed), (vec![], &None));
     assert_eq!(agent.daemon.config.ports.len(), 2, "what the node itself has stays");
+}
+
+#[test]
+fn a_plan_for_a_larger_server_is_refused_before_anything_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut agent, now) = (agent(&folder), Instant::now());
+    let mut empty = plan(1, &[]);
+    empty.server.shape.cores = 64;
+    let refused = agent.turn(&empty, now).status.refused.unwrap();
+    assert!(refused.contains("has 64 cores for NFs, and `cores` in [promises] of its sluiced names 9"), "{refused}");
+    assert_eq!(agent.daemon.applies, 0);
+    // Once the class is corrected, it is as any other.
+    let turn = agent.turn(&plan(2, &["a"]), now);
+    assert_eq!((turn.status.applied_revision, turn.status.refused), (2, None));
 }
 
 #[test]

@@ -12,13 +12,14 @@ use fake::{Api, Daemon, Request};
 use serde_json::{Value, json};
 use sluice_slo::assignment::Promised;
 use sluice_slo::examples::{profile, shape, slo};
-use sluice_slo::placement::{Instance, PlacedServer};
+use sluice_slo::placement::{Instance, PlacedServer, ServerShape};
 use sluice_slo::slo::{Slo, Workload};
 
 const AGENT: &str = env!("CARGO_BIN_EXE_sluice-node");
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
-const BASE: &str = "[[port]]\nname = \"in\"\nkind = \"gen\"\n[[port]]\nname = \"out\"\nkind = \"sink\"\n[promises]\ncores = [1]\n";
+const BASE: &str = "[[port]]\nname = \"in\"\nkind = \"gen\"\n[[port]]\nname = \"out\"\nkind = \"sink\"\n\
+                    [promises]\ncores = [1]\ncache = \"none\"\n";
 
 /// A process that ends with the test.
 struct Agent(Child);
@@ -66,7 +67,8 @@ fn agent(folder: &Path, port: u16, more: &[&str]) -> Agent {
 
 /// What a plan says, with one instance or none.
 fn plan(revision: i64, with_instance: bool) -> Value {
-    let mut server = PlacedServer::empty("n0", &shape());
+    // No larger than the host of the test is.
+    let mut server = PlacedServer::empty("n0", &ServerShape { cores: 1, memory_mib: 64, ..shape() });
     let mut spec = json!({"term": 1, "revision": revision});
     if with_instance {
         let (slo_name, capacity) = ("acme_web".to_string(), 1e6);

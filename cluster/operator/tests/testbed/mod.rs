@@ -57,6 +57,15 @@ impl Drop for Process {
     }
 }
 
+/// The curve of keys.
+const CURVE: &str = "ec_paramgen_curve:prime256v1";
+
+fn openssl(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("openssl");
+    command.current_dir(folder).args(args);
+    command
+}
+
 /// The control plane. Everything ends with it.
 pub struct Plane {
     // In the order in which they end.
@@ -87,13 +96,20 @@ impl Plane {
         let key = at("sa.key");
         let made = Command::new("openssl").args(["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"]).arg(&key).output();
         assert!(made.is_ok_and(|made| made.status.success()), "no key can be made: apt-get install openssl");
-        std::fs::write(at("tokens.csv"), "secret,admin,admin,system:masters\n").unwrap();
+        // The programs have the names that the chart gives them, in the namespace `default`.
+        let program = |token: &str| format!("{token},system:serviceaccount:default:sluice-{token},{token}\n");
+        let tokens = format!("secret,admin,admin,system:masters\n{}{}", program("operator"), program("node"));
+        std::fs::write(at("tokens.csv"), tokens).unwrap();
+        let authority = ["req", "-x509", "-newkey", "ec", "-pkeyopt", CURVE, "-nodes", "-subj", "/CN=test", "-days", "1"];
+        let made = openssl(folder.path(), &authority).args(["-keyout", "ca.key", "-out", "ca.crt"]).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let mut api = Command::new(programs.join("kube-apiserver"));
         api.args(["--etcd-servers", &etcd_url, "--bind-address", "127.0.0.1", "--secure-port", &secure.to_string()]);
         api.arg("--cert-dir").arg(at("pki")).arg("--service-account-key-file").arg(&key);
         api.arg("--service-account-signing-key-file").arg(&key).arg("--token-auth-file").arg(at("tokens.csv"));
         api.args(["--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", "10.96.0.0/16"]);
         api.args(["--authorization-mode", "RBAC", "--disable-admission-plugins", "ServiceAccount"]);
+        api.arg("--client-ca-file").arg(at("ca.crt"));
         api.args(["--endpoint-reconciler-type", "none", "--profiling=false"]);
         let api = Process::start(&mut api, at("kube-apiserver.log"));
         let kubeconfig = at("kubeconfig");
@@ -141,6 +157,37 @@ impl Plane {
         Client::try_from(config).unwrap()
     }
 
+    /// Writes a file by which the API server is reached as another user, which is as kubeconfigs
+    /// have it.
+    pub fn reach(&self, name: &str, user: &serde_json::Value) -> PathBuf {
+        let text = std::fs::read_to_string(&self.kubeconfig).unwrap();
+        let path = self.folder.path().join(format!("{name}.kubeconfig"));
+        std::fs::write(&path, text.replace("{token: secret}", &user.to_string())).unwrap();
+        path
+    }
+
+    /// Makes a client certificate of an administrator, which ends after these days; -1: yesterday.
+    /// Returns the user of a kubeconfig.
+    pub fn certificate(&self, name: &str, days: i32) -> serde_json::Value {
+        let folder = self.folder.path();
+        let (request, key, certificate) = (format!("{name}.csr"), format!("{name}.key"), format!("{name}.crt"));
+        let mut ask =
+            openssl(folder, &["req", "-newkey", "ec", "-pkeyopt", CURVE, "-nodes", "-subj", "/O=system:masters/CN=admin"]);
+        ask.args(["-keyout", &key, "-out", &request]);
+        let mut sign = openssl(folder, &["x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]);
+        sign.args(["-in", &request, "-days", &days.to_string(), "-out", &certificate]);
+        for mut command in [ask, sign] {
+            let made = command.output().unwrap();
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        }
+        serde_json::json!({"client-certificate": folder.join(certificate), "client-key": folder.join(key)})
+    }
+
+    /// The file that an operator of this name writes for its probe.
+    pub fn beat(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.beat"))
+    }
+
     /// An operator of this cluster.
     pub fn operator(&self, name: &str, program: &str) -> Process {
         self.operator_by(name, program, &self.kubeconfig)
@@ -156,6 +203,7 @@ impl Plane {
     pub fn operator_with(&self, name: &str, program: &str, kubeconfig: &Path, gap: &str) -> Process {
         let mut command = Command::new(program);
         command.args(["run", "--namespace", "default", "--lease-seconds", "3", "--optimise-gap", gap]);
+        command.arg("--beat").arg(self.beat(name));
         command.env("KUBECONFIG", kubeconfig).env("HOSTNAME", name).env("SLUICE_LOG", "info,kube=warn");
         Process::start(&mut command, self.folder.path().join(format!("{name}.log")))
     }

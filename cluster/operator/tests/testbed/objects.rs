@@ -70,8 +70,13 @@ pub async fn define(client: &Client) {
 
 /// A node of the class that [`basics`] makes, ready and without taints.
 pub async fn node(client: &Client, name: &str) {
+    node_of(client, name, "a").await;
+}
+
+/// The same of another class.
+pub async fn node_of(client: &Client, name: &str, class: &str) {
     let nodes: Api<Node> = Api::all(client.clone());
-    let body = json!({"metadata": {"name": name, "labels": {CLASS: "a"}}});
+    let body = json!({"metadata": {"name": name, "labels": {CLASS: class}}});
     let _ = nodes.create(&PostParams::default(), &serde_json::from_value(body).unwrap()).await;
     ready(client, name, true).await;
     nodes.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": {"taints": null}}))).await.unwrap();
@@ -135,8 +140,13 @@ pub async fn state(client: &Client, namespace: &str, name: &str, state: &str) ->
 
 /// Makes a pod that is to be an instance of an SLO, and waits at the gate.
 pub async fn gated(client: &Client, namespace: &str, name: &str, slo: &str) -> Pod {
+    gated_as(client, namespace, name, slo, "nat").await
+}
+
+/// The same of this NF.
+pub async fn gated_as(client: &Client, namespace: &str, name: &str, slo: &str, function: &str) -> Pod {
     let pod = json!({
-        "metadata": {"name": name, "labels": {labels::SLO: slo, labels::FUNCTION: "nat"}},
+        "metadata": {"name": name, "labels": {labels::SLO: slo, labels::FUNCTION: function}},
         "spec": {
             "schedulingGates": [{"name": labels::GATE}],
             "containers": [{"name": "nf", "image": "nf:1", "resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}],

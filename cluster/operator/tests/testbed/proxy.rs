@@ -120,8 +120,9 @@ fn fault(state: &State, request: &Request<Incoming>, is_watch: bool) -> Fault {
         return Fault::None;
     }
     let is_write = request.method() != Method::GET;
-    // What is written of pods has no fence but its time limit.
-    let is_fenced = request.uri().path().contains("/nodeplans");
+    // Of these, what comes late is to be refused. An eviction is of one pod, whenever it comes.
+    let path = request.uri().path();
+    let is_fenced = path.contains("/nodeplans") || (request.method() == Method::PATCH && path.contains("/pods/"));
     match state.below(100) {
         0..3 => Fault::Answer(StatusCode::INTERNAL_SERVER_ERROR),
         3..5 => Fault::Answer(StatusCode::TOO_MANY_REQUESTS),

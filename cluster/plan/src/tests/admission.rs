@@ -1,6 +1,7 @@
 //! Admission, refusal, and what is said of both.
 
 use super::*;
+use crate::Pod;
 
 #[test]
 fn an_slo_is_admitted_and_a_node_runs_it() {
@@ -36,6 +37,28 @@ fn what_has_no_room_says_so_and_comes_when_there_is_room() {
     cluster.run();
     assert!(cluster.is_kept("late"));
     assert_eq!(cluster.said("late"), ("kept".into(), "Placed".into()));
+}
+
+#[test]
+fn what_the_api_server_denies_is_in_the_status() {
+    let mut cluster = Cluster::new(1);
+    cluster.promise("web", 12e6);
+    cluster.run();
+    cluster.promise("late", 1e6);
+    cluster.world.denied_plans.insert(node_name(0), "op may not update nodeplans".into());
+    assert_eq!(cluster.said("late"), ("refused".into(), "PlansDenied".into()));
+    let why = cluster.status("late").why;
+    assert_eq!(why, "the plan of node n000 cannot be written: op may not update nodeplans");
+    assert_eq!(cluster.said("web"), ("kept".into(), "Placed".into()), "what runs goes on");
+    cluster.world.denied_plans.clear();
+    let pod = Pod { slo: "web".into(), function: "nat".into(), is_gated: true, ..Pod::default() };
+    cluster.world.pods.insert(Key::new("t", "p"), pod);
+    cluster.world.denied_pods.insert(Key::new("t", "p"), "op may not patch pods".into());
+    let status = cluster.status("web");
+    assert_eq!((status.state.as_str(), status.conditions[1].reason.as_str()), ("degraded", "PodsDenied"));
+    assert_eq!(status.why, "its pods cannot be placed: op may not patch pods");
+    cluster.world.pods.clear();
+    assert_eq!(cluster.said("web"), ("kept".into(), "Placed".into()));
 }
 
 #[test]
