@@ -40,26 +40,29 @@ use crate::chain::Match;
     validation = Rule::new("!has(self.reserved) || !has(self.footprint)").message(
         "the profile says what an instance of a reserved SLO takes: leave footprint out"
     ),
-    validation = Rule::new("has(self.chain) != has(self.function)").message(
+    // `function` is a reserved word of CEL.
+    validation = Rule::new("has(self.chain) != has(self.__function__)").message(
         "an SLO is of a chain or of an NF: write one of the two, chain: web, for example"
     ),
-    validation = Rule::new("has(self.function) == has(self.ingress) && has(self.function) == has(self.egress)").message(
+    validation = Rule::new("has(self.__function__) == has(self.ingress) && has(self.__function__) == has(self.egress)").message(
         "an SLO of an NF says which packets it gets and where they leave: write ingress: [{port: in}] and egress: out; a chain has its own"
     ),
     validation = Rule::new("has(self.chain) == has(oldSelf.chain) && (!has(self.chain) || self.chain == oldSelf.chain)").message(
         "an SLO stays with its chain: delete this one, and make another for the other chain"
     ),
-    validation = Rule::new("!has(self.function) || !has(oldSelf.function) || self.function == oldSelf.function").message(
+    validation = Rule::new("!has(self.__function__) || !has(oldSelf.__function__) || self.__function__ == oldSelf.__function__").message(
         "an SLO stays with its NF: delete this one, and make another for the other NF"
     )
 )]
 pub struct SloSpec {
     /// The ServiceChain in this namespace. A chain has one SLO at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     #[x_kube(validation = Rule::new("size(self) > 0").message("chain is empty: name a ServiceChain of this namespace"))]
     pub chain: Option<String>,
     /// In place of a chain: the NetworkFunction in this namespace that is a chain by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     #[x_kube(validation = Rule::new("size(self) > 0").message("function is empty: name a NetworkFunction of this namespace"))]
     pub function: Option<String>,
     /// Of an NF: the packets that it gets, those that match any entry.
