@@ -222,7 +222,8 @@ pub mod tests {
             samples.iter().for_each(|sample| variant.add(metric, *sample));
         }
         let host = HostInfo { cpu: "x".into(), cores: 2, kernel: "6.1".into(), hugepages: false, dpdk: None, tsc_hz: None };
-        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 5, variants: vec![variant], left_out: vec![] }
+        let (variants, left_out, host_speed) = (vec![variant], vec![], BTreeMap::new());
+        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 5, variants, left_out, host_speed }
     }
 
     fn verdicts(before: &[(&str, &[f64])], after: &[(&str, &[f64])]) -> Vec<(String, Verdict)> {
