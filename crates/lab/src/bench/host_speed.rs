@@ -20,6 +20,7 @@
 //! - There is at most one sample in [`EVERY`], so that they take less than 2 % of an experiment.
 //! - The kernel counts cores in ticks of some milliseconds, and a child when it is collected.
 //! - What an experiment leaves running between two runs slows the loops down, in each result alike.
+//! - The loops are as fast as they were built: compare results of one kind of build.
 //! - Nothing is sampled where there is one core.
 
 use std::collections::BTreeMap;
