@@ -9,18 +9,22 @@
 //! how samples are distributed. Its exact probability is counted here, ties included: that of
 //! statrs 0.19 is 1 for two sets of one size that lie wholly apart.
 //!
-//! The runs of a report are too few for that. There, the variants of an experiment are the samples
-//! ([`reports`]).
+//! What the [`host`] explains of a change does not count: the samples after are tested without it.
+//!
+//! The runs of a report are too few for that test, and its metrics are many. [`reports`] has
+//! another.
 //!
 //! # Limits
 //! - Fewer than four samples on each side never show a change.
 //! - Each metric is tested by itself: of a hundred that did not change, up to five seem to, if
 //!   their medians are that far apart.
-//! - Two results differ by the time of their measurement as well, and the test cannot tell that
-//!   from a change. Run them in turns.
+//! - Two results differ by the time of their measurement as well, and the host's speed is not all
+//!   of that. Run them in turns.
 //! - The count takes long from some hundred samples on.
 
 mod direction;
+mod host;
+mod noise;
 mod reports;
 
 use std::collections::BTreeMap;
@@ -30,7 +34,8 @@ use anyhow::bail;
 use sluice_cli::lab::bench::BenchArgs;
 
 use crate::bench::report::{Report, Summary, Variant};
-use direction::{SIGNIFICANT, better};
+use direction::{Follows, SIGNIFICANT, better};
+use host::HostChange;
 
 pub const NAME: &str = "compare";
 pub const ABOUT: &str =
@@ -61,15 +66,16 @@ struct Row {
 }
 
 impl Row {
-    fn of(variant: &Variant, metric: &str, before: &Summary, after: &Summary, threshold: f64) -> Option<Self> {
+    fn of(variant: &Variant, metric: &str, (before, after): (&Summary, &Summary), settings: &Settings) -> Option<Self> {
         let better = better(metric)?;
         let enough = before.samples.len() >= FEWEST && after.samples.len() >= FEWEST;
-        let p = enough.then(|| p_of(&before.samples, &after.samples));
-        let is_far = (after.median - before.median).abs() > threshold * before.median.abs();
+        let without_host = settings.without_host(metric, before, after);
+        let p = enough.then(|| p_of(&before.samples, &without_host.samples));
+        let is_far = (without_host.median - before.median).abs() > settings.threshold * before.median.abs();
         let verdict = match p {
             None if is_far => Verdict::Unknown,
             Some(p) if is_far && p <= SIGNIFICANT => {
-                if better.is_improved(before.median, after.median) {
+                if better.is_improved(before.median, without_host.median) {
                     Verdict::Better
                 } else {
                     Verdict::Worse
@@ -85,6 +91,28 @@ impl Row {
     /// Of the medians, after to before; nothing to compare with is no ratio.
     fn ratio(&self) -> String {
         if self.before.median == 0.0 { String::new() } else { format!("  × {:.3}", self.after.median / self.before.median) }
+    }
+}
+
+/// What changes are set against.
+struct Settings {
+    /// Part by which a median may differ.
+    threshold: f64,
+    /// None if a result does not say how fast the host was.
+    host: Option<HostChange>,
+}
+
+impl Settings {
+    /// The samples after, without what the host explains of the change of their median.
+    fn without_host(&self, metric: &str, before: &Summary, after: &Summary) -> Summary {
+        let change = (after.median / before.median).ln();
+        match self.host.filter(|_| change.is_finite()) {
+            Some(host) => {
+                let explained = host.explains(change, Follows::of(metric)).exp();
+                Summary::of(after.samples.iter().map(|sample| sample / explained).collect())
+            }
+            None => after.clone(),
+        }
     }
 }
 
@@ -113,12 +141,12 @@ fn p_of(before: &[f64], after: &[f64]) -> f64 {
 }
 
 /// The metrics that both results have, and of which more or less is better.
-fn rows(before: &Report, after: &Report, threshold: f64) -> Vec<Row> {
+fn rows(before: &Report, after: &Report, settings: &Settings) -> Vec<Row> {
     let same = |a: &Variant, b: &Variant| a.name == b.name && a.params == b.params;
     let pairs = before.variants.iter().filter_map(|a| Some((a, after.variants.iter().find(|b| same(a, b))?)));
     let of_pair = |(a, b): (&Variant, &Variant)| {
         let both = a.metrics.iter().filter_map(|(metric, was)| Some((metric, was, b.metrics.get(metric)?)));
-        both.filter_map(|(metric, was, is)| Row::of(a, metric, was, is, threshold)).collect::<Vec<_>>()
+        both.filter_map(|(metric, was, is)| Row::of(a, metric, (was, is), settings)).collect::<Vec<_>>()
     };
     pairs.flat_map(of_pair).collect()
 }
@@ -161,13 +189,16 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if before.experiment != after.experiment {
         bail!("one result is of {}, the other of {}; compare results of the same experiment", before.experiment, after.experiment);
     }
-    let threshold = args.threshold / 100.0;
-    let rows = rows(&before, &after, threshold);
+    let settings = Settings { threshold: args.threshold / 100.0, host: HostChange::between(&before, &after) };
+    let rows = rows(&before, &after, &settings);
     if rows.is_empty() {
         bail!("the results have no variant and metric in common; give both the same --only and --where");
     }
     for difference in before.differences(&after) {
         writeln!(out, "The results differ by more than the change ({difference}).")?;
+    }
+    if let Some(host) = settings.host {
+        writeln!(out, "The host, after to before: {}.", HostChange::words(&[host]))?;
     }
     let mut counts = BTreeMap::new();
     for row in &rows {
@@ -222,11 +253,12 @@ pub mod tests {
             samples.iter().for_each(|sample| variant.add(metric, *sample));
         }
         let host = HostInfo { cpu: "x".into(), cores: 2, kernel: "6.1".into(), hugepages: false, dpdk: None, tsc_hz: None };
-        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 5, variants: vec![variant], left_out: vec![] }
+        let (variants, left_out, host_speed) = (vec![variant], vec![], BTreeMap::new());
+        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 5, variants, left_out, host_speed }
     }
 
     fn verdicts(before: &[(&str, &[f64])], after: &[(&str, &[f64])]) -> Vec<(String, Verdict)> {
-        let rows = rows(&report("forward", before), &report("forward", after), 0.03);
+        let rows = rows(&report("forward", before), &report("forward", after), &Settings { threshold: 0.03, host: None });
         rows.into_iter().map(|row| (row.metric, row.verdict)).collect()
     }
 
@@ -252,6 +284,21 @@ pub mod tests {
         assert_eq!(of("delivered_pps", &FAST[..3], &FAST[..3]), Verdict::Same);
         assert_eq!(verdicts(&[("switches_per_s", &FAST)], &[("switches_per_s", &SLOW)]), [], "nothing is better");
         assert_eq!(verdicts(&[("delivered_pps", &FAST)], &[("latency_ns_p99", &SLOW)]), [], "nothing in common");
+    }
+
+    #[test]
+    fn what_the_host_explains_has_not_changed() {
+        let (mut before, mut after) = (
+            report("forward", &[("delivered_pps", &FAST), ("latency_ns_p50", &SLOW)]),
+            report("forward", &[("delivered_pps", &SLOW), ("latency_ns_p50", &SLOW)]),
+        );
+        host::tests::set(&mut before, [10.0; 3], 1.0);
+        host::tests::set(&mut after, [10.0, 9.0, 10.0], 1.0);
+        let settings = |after: &Report| Settings { threshold: 0.03, host: HostChange::between(&before, after) };
+        let verdicts = |after: &Report| rows(&before, after, &settings(after)).iter().map(|row| row.verdict).collect::<Vec<_>>();
+        assert_eq!(verdicts(&after), [Verdict::Same, Verdict::Same]);
+        host::tests::set(&mut after, [10.0; 3], 1.0);
+        assert_eq!(verdicts(&after), [Verdict::Worse, Verdict::Same]);
     }
 
     #[test]

@@ -302,7 +302,15 @@ pub mod tests {
             variant
         };
         let variants = variants.iter().map(of).collect();
-        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 2, variants, left_out: vec![] }
+        Report {
+            experiment: experiment.into(),
+            host,
+            seconds: 1.0,
+            repeats: 2,
+            variants,
+            left_out: vec![],
+            host_speed: Default::default(),
+        }
     }
 
     fn check(at_least: Option<f64>, at_most: Option<f64>, paper: Option<f64>) -> Check {

@@ -50,6 +50,7 @@ use crate::bench::daemon::{Daemon, Programs};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::flow_tables::{FILL_PATIENCE, TABLES, Table};
 use crate::bench::host::{Cores, HostInfo};
+use crate::bench::host_speed::HostSpeed;
 use crate::bench::lab::{self, Miss};
 use crate::bench::pools::meminfo;
 use crate::bench::proc::Tasks;
@@ -320,6 +321,7 @@ struct Bench<'a> {
     programs: Programs,
     cores: Cores,
     host: HostInfo,
+    host_speed: HostSpeed,
     manager_core: usize,
     variants: Vec<Variant>,
     left_out: Vec<LeftOut>,
@@ -344,7 +346,9 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
     let cores = Cores::here();
     let manager_core = cores.manager()?;
     let host = HostInfo::read(&cores);
-    let mut bench = Bench { args, programs, cores, host, manager_core, variants: Vec::new(), left_out: Vec::new(), failed: 0 };
+    let host_speed = HostSpeed::new(manager_core, cores.shared());
+    let (variants, left_out) = (Vec::new(), Vec::new());
+    let mut bench = Bench { args, programs, cores, host, host_speed, manager_core, variants, left_out, failed: 0 };
     let mut throughput = Vec::new();
     for poll in [true, false] {
         for closed in [false, true] {
@@ -369,6 +373,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         bench.part(&CROWDS.map(|nfs| Run::Memory { nfs, forked }))?;
     }
     bench.part(&[Run::Reclaim])?;
+    bench.host_speed.sample();
     let report = Report {
         experiment: EXPERIMENT.name.into(),
         host: bench.host,
@@ -376,6 +381,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         repeats: args.repeats,
         variants: bench.variants,
         left_out: bench.left_out,
+        host_speed: bench.host_speed.samples(),
     };
     Ok((report, bench.failed))
 }
@@ -392,6 +398,7 @@ impl Bench<'_> {
                 let Some(variant) = slot else { continue };
                 let label = variant.label(&["nfs", "load_percent"]);
                 eprintln!("{} of {}: {label}", repeat + 1, self.args.repeats);
+                self.host_speed.sample();
                 let missed = match self.one(run, variant) {
                     Ok(()) => continue,
                     Err(missed) => missed,
@@ -749,6 +756,7 @@ mod tests {
             programs,
             manager_core: Cores::here().manager().unwrap(),
             host: HostInfo::read(&Cores::here()),
+            host_speed: HostSpeed::new(Cores::here().manager().unwrap(), Cores::here().shared()),
             cores: Cores::here(),
             variants: Vec::new(),
             left_out: Vec::new(),

@@ -20,6 +20,7 @@ use crate::bench::daemon::{Daemon, Programs};
 use crate::bench::experiment::BenchArgs;
 use crate::bench::figures::PaperValue;
 use crate::bench::host::{Cores, HostInfo};
+use crate::bench::host_speed::HostSpeed;
 use crate::bench::measure::{Reading, Sample, sample};
 use crate::bench::plot;
 use crate::bench::proc::Tasks;
@@ -229,12 +230,11 @@ impl Lab {
         Ok(sample(setup, &before, &after))
     }
 
-    /// Runs all cases of a plan in turns; returns the result, and the number of failed cases.
+    /// The cases of a plan that are asked for.
     ///
     /// # Errors
-    /// The experiment was interrupted.
-    pub fn conduct(&self, plan: &Trials) -> anyhow::Result<(Report, usize)> {
-        let mut left_out = plan.left_out.clone();
+    /// A parameter is of no case, or nothing is left.
+    fn asked_of<'a>(&self, plan: &'a Trials) -> anyhow::Result<Vec<Option<&'a Case>>> {
         let mut cases: Vec<Option<&Case>> =
             plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
         cases.truncate(self.args.first.map_or(usize::MAX, |first| first as usize));
@@ -249,6 +249,16 @@ impl Lab {
             plan.experiment,
             plan.cases.iter().take(4).map(|case| format!("\"{}\"", named(case))).collect::<Vec<_>>().join(", ")
         );
+        Ok(cases)
+    }
+
+    /// Runs all cases of a plan in turns; returns the result, and the number of failed cases.
+    ///
+    /// # Errors
+    /// The experiment was interrupted, or nothing of it is asked for.
+    pub fn conduct(&self, plan: &Trials) -> anyhow::Result<(Report, usize)> {
+        let (mut cases, mut left_out) = (self.asked_of(plan)?, plan.left_out.clone());
+        let mut host_speed = HostSpeed::new(self.manager_core, self.cores.shared());
         let (mut turns, mut failed) = (Vec::new(), 0);
         for turn in 1..=self.args.repeats {
             let mut rows = Vec::new();
@@ -256,6 +266,7 @@ impl Lab {
                 let Some(case) = *slot else { continue };
                 let label = named(case);
                 eprintln!("{turn} of {}: {label}", self.args.repeats);
+                host_speed.sample();
                 let missed = match (case.run)(self) {
                     Ok(mut of_case) => {
                         rows.append(&mut of_case);
@@ -279,6 +290,7 @@ impl Lab {
             rows.extend(more);
             turns.push(rows);
         }
+        host_speed.sample();
         let mut variants = collect(turns);
         variants.retain(|v| !left_out.iter().any(|l| l.name == v.name && l.params == v.params));
         let report = Report {
@@ -288,6 +300,7 @@ impl Lab {
             repeats: self.args.repeats,
             variants,
             left_out,
+            host_speed: host_speed.samples(),
         };
         Ok((report, failed))
     }

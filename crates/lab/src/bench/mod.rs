@@ -17,6 +17,7 @@ mod flow;
 mod flow_tables;
 mod forward;
 mod host;
+mod host_speed;
 mod hostile_tenant;
 mod interference;
 mod lab;

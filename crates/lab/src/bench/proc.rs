@@ -1,12 +1,15 @@
-//! The kernel's counters of NF processes: CPU time, run-queue wait time, context switches.
+//! The kernel's counters of NF processes: CPU time, run-queue wait time, context switches; and the
+//! time that cores have worked.
 //!
-//! Read from `/proc/PID/schedstat` (nanoseconds, not ticks) and `/proc/PID/status`. Both cover a
-//! process's main thread, the only thread of an NF. The root of the tree is an argument, for tests.
+//! Those of NFs are read from `/proc/PID/schedstat` (nanoseconds, not ticks) and
+//! `/proc/PID/status`. Both cover a process's main thread, the only thread of an NF. The root of
+//! the tree is an argument, for tests. Those of cores and of this process are in ticks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::{Context, ensure};
 use sluice_api::model::Nf;
 
 /// Kernel counters of one process.
@@ -94,9 +97,84 @@ impl Tasks {
     }
 }
 
+/// Time that cores have worked, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CoreTimes {
+    /// In processes, the kernel, and interrupts.
+    pub busy_s: f64,
+    /// The part of it in soft interrupts, where the kernel forwards.
+    pub softirq_s: f64,
+    /// Time that a hypervisor gave to others, which is no part of it.
+    pub stolen_s: f64,
+}
+
+impl CoreTimes {
+    /// Those of some cores, since the host was started.
+    ///
+    /// # Errors
+    /// The kernel does not count.
+    pub fn read(cores: &[usize]) -> anyhow::Result<Self> {
+        let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        Self::parse(&stat, cores, ticks_per_s())
+    }
+
+    /// From `/proc/stat`, whose lines of cores have ticks: user, nice, system, idle, iowait, irq,
+    /// softirq, steal.
+    fn parse(stat: &str, cores: &[usize], ticks_per_s: f64) -> anyhow::Result<Self> {
+        let mut times = Self::default();
+        for core in cores {
+            let name = format!("cpu{core}");
+            let line = stat.lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
+            let ticks: Option<Vec<f64>> =
+                line.map(|line| line.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect());
+            let ticks = ticks.with_context(|| format!("/proc/stat has no {name}"))?;
+            ensure!(ticks.len() >= 8, "/proc/stat has too few numbers of {name}");
+            times.busy_s += (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / ticks_per_s;
+            times.softirq_s += ticks[6] / ticks_per_s;
+            times.stolen_s += ticks[7] / ticks_per_s;
+        }
+        Ok(times)
+    }
+}
+
+/// CPU time of this process and of the children that it has collected, in seconds.
+pub fn own_cpu_s() -> Option<f64> {
+    own_ticks(&std::fs::read_to_string("/proc/self/stat").ok()?).map(|ticks| ticks as f64 / ticks_per_s())
+}
+
+/// From `/proc/PID/stat`: ticks in user and system mode, of the process and of its children.
+fn own_ticks(stat: &str) -> Option<u64> {
+    // The name is in brackets, and may contain brackets. The state is the first word behind it.
+    let words: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    words.get(11..15)?.iter().map(|word| word.parse::<u64>().ok()).sum()
+}
+
+fn ticks_per_s() -> f64 {
+    rustix::param::clock_ticks_per_second() as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_cores_are_added() {
+        let stat =
+            "cpu  9 9 9 9 9 9 9 9\ncpu0 100 10 50 900 7 1 39 5 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu10 100 0 0 0 0 0 100 0\nintr 7\n";
+        let of = |cores: &[usize]| CoreTimes::parse(stat, cores, 100.0);
+        assert_eq!(of(&[0, 1]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 0.39, stolen_s: 0.05 });
+        assert_eq!(of(&[10]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 1.0, stolen_s: 0.0 });
+        assert!(of(&[2]).unwrap_err().to_string().contains("no cpu2"));
+        assert!(CoreTimes::parse("cpu0 1 2\n", &[0], 100.0).unwrap_err().to_string().contains("too few"));
+    }
+
+    #[test]
+    fn the_time_of_children_is_this_processs_own() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 100 200 0 0 30 4 500 6 20 0 1 0 100";
+        assert_eq!(own_ticks(stat), Some(540));
+        assert_eq!((own_ticks("7 (a) S 1 7"), own_ticks("7 a S")), (None, None));
+        assert!(own_cpu_s().is_some());
+    }
 
     fn write(proc: &Path, pid: u32, schedstat: &str, switches: (u64, u64)) {
         let folder = proc.join(pid.to_string());

@@ -2,8 +2,10 @@
 //!
 //! `{"experiment", "host": {cpu, cores, kernel, hugepages, dpdk}, "seconds", "repeats", "variants":
 //! [{"name", "params": {…}, "metrics": {NAME: {"median", "min", "max", "samples": […]}}}],
-//! "left_out": [{"name", "params", "why"}]}`. Names of metrics end in their unit, or in `.NF` or
-//! `.REASON` after it. `drop_pps.REASON` has a sample only for runs with such a drop.
+//! "left_out": [{"name", "params", "why"}], "host_speed": {NAME: {"median", "min", "max",
+//! "samples": […]}}}`. Names of metrics end in their unit, or in `.NF` or `.REASON` after it.
+//! `drop_pps.REASON` has a sample only for runs with such a drop. Older results have no
+//! `host_speed`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -121,6 +123,9 @@ pub struct Report {
     pub repeats: u32,
     pub variants: Vec<Variant>,
     pub left_out: Vec<LeftOut>,
+    /// How fast the host was meanwhile ([`host_speed`](crate::bench::host_speed)), by name.
+    #[serde(default)]
+    pub host_speed: BTreeMap<String, Summary>,
 }
 
 impl Report {
@@ -150,14 +155,15 @@ impl Report {
     /// Writes it as JSON with a line for each variant: the file is small, and two are easy to
     /// compare.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let Self { experiment, host, seconds, repeats, variants, left_out } = self;
+        let Self { experiment, host, seconds, repeats, variants, left_out, host_speed } = self;
         let text = format!(
-            "{{\n\"experiment\":{},\n\"host\":{},\n\"seconds\":{},\n\"repeats\":{repeats},\n\"variants\":[\n{}\n],\n\"left_out\":[\n{}\n]\n}}\n",
+            "{{\n\"experiment\":{},\n\"host\":{},\n\"seconds\":{},\n\"repeats\":{repeats},\n\"variants\":[\n{}\n],\n\"left_out\":[\n{}\n],\n\"host_speed\":{}\n}}\n",
             serde_json::to_string(experiment)?,
             serde_json::to_string(host)?,
             serde_json::to_string(seconds)?,
             lines(variants)?,
             lines(left_out)?,
+            serde_json::to_string(host_speed)?,
         );
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
@@ -208,6 +214,7 @@ mod tests {
             repeats: 2,
             variants: vec![variant.clone()],
             left_out: vec![LeftOut { name: "poll/open".into(), params: Params::new(), why: "no core".into() }],
+            host_speed: BTreeMap::from([("spin_per_s".into(), Summary::of(vec![4.0]))]),
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.json");
@@ -220,8 +227,13 @@ mod tests {
             "variants": [{"name": "shared/open", "params": {"nfs": 3, "loop": "open"},
                 "metrics": {"delivered_pps": {"median": 1.5, "min": 1.0, "max": 2.0, "samples": [2.0, 1.0]}}}],
             "left_out": [{"name": "poll/open", "params": {}, "why": "no core"}],
+            "host_speed": {"spin_per_s": {"median": 4.0, "min": 4.0, "max": 4.0, "samples": [4.0]}},
         });
         assert_eq!(json, want);
+        let mut older = json;
+        older.as_object_mut().unwrap().remove("host_speed");
+        std::fs::write(&path, older.to_string()).unwrap();
+        assert_eq!(Report::read(&path).unwrap(), Report { host_speed: BTreeMap::new(), ..report });
         assert_eq!(variant.label(&["nfs", "loop", "ring"]), "shared/open nfs 3 loop open");
     }
 }

@@ -1,7 +1,8 @@
-//! Which metrics should be large, and which small.
+//! Which metrics should be large, which small, and which change with the speed of the host.
 
 /// Largest probability of measurements like these without a change.
 pub const SIGNIFICANT: f64 = 0.05;
+
 /// What is better of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
@@ -85,5 +86,65 @@ pub fn better(metric: &str) -> Option<Better> {
         () if starts(&MORE) => Some(Better::More),
         () if starts(&LESS) => Some(Better::Less),
         () => None,
+    }
+}
+
+/// How a metric changes with the speed of the host, by its unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follows {
+    /// A rate of work: at most in proportion to it, and not at all where the rate was given or
+    /// something else is the limit.
+    Speed,
+    /// A time: at most in inverse proportion, and not at all where a timer ends it.
+    Slowness,
+    /// Ratios, of which both sides change, and counts.
+    Nothing,
+}
+
+impl Follows {
+    pub fn of(metric: &str) -> Self {
+        let name = metric.split('.').next().unwrap_or(metric);
+        let has = |units: &[&str]| units.iter().any(|unit| name.contains(unit));
+        match () {
+            () if has(&["_pps", "_bps", "_per_s", "_per_cpu_s"]) => Self::Speed,
+            () if has(&["_ns", "_us", "_ms"]) || name.ends_with("_s") => Self::Slowness,
+            () => Self::Nothing,
+        }
+    }
+
+    /// By what the logarithm of a speed is multiplied.
+    pub fn sign(self) -> f64 {
+        match self {
+            Self::Speed => 1.0,
+            Self::Slowness => -1.0,
+            Self::Nothing => 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_and_times_follow_the_host_and_ratios_do_not() {
+        for (metric, follows) in [
+            ("delivered_pps", Follows::Speed),
+            ("processed_pps.nf1", Follows::Speed),
+            ("delivered_pps_per_core", Follows::Speed),
+            ("tcp_bps", Follows::Speed),
+            ("requests_per_s", Follows::Speed),
+            ("delivered_per_cpu_s", Follows::Speed),
+            ("latency_ns_p99", Follows::Slowness),
+            ("nf_ns_per_packet", Follows::Slowness),
+            ("solve_s", Follows::Slowness),
+            ("start_us_per_nf", Follows::Slowness),
+            ("of_ideal", Follows::Nothing),
+            ("jain", Follows::Nothing),
+            ("servers", Follows::Nothing),
+            ("latency_of_promised", Follows::Nothing),
+        ] {
+            assert_eq!(Follows::of(metric), follows, "{metric}");
+        }
     }
 }

@@ -1,96 +1,312 @@
 //! Two reports of `bench all`.
 //!
+//! # Terms
+//! - *Change* of a metric: the natural logarithm of after to before; of an experiment, the median
+//!   of its variants' changes.
+//! - *Noise*: the standard deviation of a change between two runs of one build.
+//!
 //! # Approach
-//! A report has one to three runs of each variant, too few to tell a change of one from noise. But
-//! an experiment has many variants, and what makes the platform slower makes most of them slower.
-//! So each variant that both reports have is a pair, and a metric of an experiment has changed if
-//! the median of its ratios (after to before) is beyond the threshold, and ratios fall on that side
-//! as they hardly would by chance: p ≤ 0.05 by the sign test, corrected for the number of tests as
-//! by S. Holm (1979).
+//! A report has one to three runs of each variant, too few to know the noise of one. But it has
+//! many experiments, and these have many variants.
+//! 1. What the [`host`](super::host) explains of a change does not count.
+//! 2. Variants run one after another and share what the host did meanwhile, so they are no
+//!    independent samples of it. The noise of an experiment has two parts: the error of its
+//!    variants' median, and how far the changes of experiments in the same metric scatter. The
+//!    latter is learnt from this pair of reports. Of it, too, the host explains a part: one of its
+//!    speeds is taken off in full, that which leaves the least, or none. For a metric of fewer than
+//!    [`FEWEST_EXPERIMENTS`] the noise is the error alone, times how much more all changes of the
+//!    report scatter than their errors say (R. T. Birge, The Calculation of Errors by the Method of
+//!    Least Squares, 1932). Where a report has fewer, the variants of an experiment count as one
+//!    sample of it.
+//! 3. All experiments together have changed if the median of their changes is far from 0, by the
+//!    same noise. This is tested only where the host's speed is known.
+//! 4. A variant with [`FEWEST_RUNS`] or more on both sides has changed if no run before is among
+//!    those after, and its change is far from that of its experiment, by how far all of its
+//!    variants scatter.
+//! 5. The exit status is one answer to all tests, and one false alarm makes it wrong. So the
+//!    probability that counts is that of any false alarm, by S. Holm's procedure. It allows tests
+//!    that depend on each other, as rates of a chain and of its NFs do. (By the procedure of Y.
+//!    Benjamini and Y. Hochberg, a part of what is reported would be false.) Experiments and
+//!    variants have half of [`SIGNIFICANT`] each.
 //!
 //! # Limits
-//! - Fewer than six pairs never show a change.
-//! - The host may be faster in one run than in the other: then everything has changed.
+//! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0.
+//! - A single run of a variant can be off by any amount, so a quick report shows no change of one
+//!   variant alone. Measure its experiment again, with more repeats.
+//! - On a noisy host only large changes of one experiment show; the noise is printed.
 
-use std::collections::BTreeMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::f64::consts::FRAC_PI_2;
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use super::direction::{Better, SIGNIFICANT, better};
-use crate::bench::report::Report;
+use super::direction::{Better, Follows, SIGNIFICANT, better};
+use super::host::{HostChange, SPEEDS};
+use super::noise::{error_of_median, middle, of_any, p_of_t, spread};
+use crate::bench::report::{Report, Summary, Variant};
+
+/// Fewest variants of an experiment by which a metric is tested: fewer say little of their scatter.
+const FEWEST_VARIANTS: usize = 6;
+/// Fewest experiments whose scatter is taken for noise. With fewer, only changes of ten times the
+/// noise would be improbable among some hundred tests.
+const FEWEST_EXPERIMENTS: usize = 8;
+/// Fewest runs of a variant by which it is tested alone.
+const FEWEST_RUNS: usize = 3;
+/// What makes a part of a change.
+const HOST: &str = "the host";
+
+/// A variant in both reports.
+#[derive(Debug, Clone, PartialEq)]
+struct VariantChange {
+    variant: String,
+    change: f64,
+    /// Whether no run before is among those after; none if there are too few.
+    is_apart: Option<bool>,
+}
+
+impl VariantChange {
+    /// None if a median is 0.
+    fn of(variant: &Variant, before: &Summary, after: &Summary) -> Option<Self> {
+        let change = Some((after.median / before.median).ln()).filter(|change| change.is_finite())?;
+        let enough = before.samples.len() >= FEWEST_RUNS && after.samples.len() >= FEWEST_RUNS;
+        let is_apart = enough.then(|| before.max < after.min || after.max < before.min);
+        let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
+        Some(Self { variant: variant.label(&keys), change, is_apart })
+    }
+}
 
 /// A metric of an experiment in both reports.
 #[derive(Debug, Clone, PartialEq)]
 struct Compared {
     experiment: String,
     metric: String,
-    /// After to before, of each variant, in order of size.
-    ratios: Vec<f64>,
     better: Better,
-    /// Probability of such ratios without a change.
-    p: f64,
+    /// In order of measurement.
+    variants: Vec<VariantChange>,
+    host: Option<HostChange>,
+    /// That of the experiment.
+    change: f64,
+    /// Standard error of it, by the scatter of the variants.
+    error: f64,
 }
 
 impl Compared {
-    fn of(experiment: &str, metric: &str, mut ratios: Vec<f64>, better: Better) -> Self {
-        ratios.sort_by(f64::total_cmp);
-        let p = sign_test(&ratios);
-        Self { experiment: experiment.into(), metric: metric.into(), ratios, better, p }
+    fn of(experiment: &str, metric: &str, better: Better, variants: Vec<VariantChange>, host: Option<HostChange>) -> Self {
+        let changes: Vec<f64> = variants.iter().map(|one| one.change).collect();
+        let (change, error) = (middle(&changes), error_of_median(&changes));
+        Self { experiment: experiment.into(), metric: metric.into(), better, variants, host, change, error }
     }
 
-    fn median(&self) -> f64 {
-        crate::bench::report::median(&self.ratios)
+    /// How far its variants scatter.
+    fn spread(&self) -> f64 {
+        spread(&self.variants.iter().map(|one| one.change).collect::<Vec<_>>())
     }
 
-    fn words(&self) -> String {
-        let (least, most) = (self.ratios.first().copied().unwrap_or(1.0), self.ratios.last().copied().unwrap_or(1.0));
-        let Self { experiment, metric, ratios, p, .. } = self;
-        format!("{experiment}  {metric}  × {:.3} ({least:.2}–{most:.2}) in {} variants  p {p:.4}", self.median(), ratios.len())
+    /// The metric without the name of an NF, a chain or a reason.
+    fn name(&self) -> &str {
+        self.metric.split('.').next().unwrap_or(&self.metric)
+    }
+
+    fn follows(&self) -> Follows {
+        Follows::of(&self.metric)
+    }
+
+    /// Its change without what the host explains.
+    fn unexplained(&self) -> f64 {
+        self.change - self.host.map_or(0.0, |host| host.explains(self.change, self.follows()))
     }
 }
 
-/// Two-sided probability that as few of the ratios lie on one side of 1, if each side were as
-/// likely; ratios of 1 say nothing.
-fn sign_test(ratios: &[f64]) -> f64 {
-    let (above, below) = (ratios.iter().filter(|ratio| **ratio > 1.0).count(), ratios.iter().filter(|ratio| **ratio < 1.0).count());
-    let n = above + below;
-    let mut ways = 1.0f64;
-    let mut tail = 0.0;
-    for k in 0..=above.min(below) {
-        tail += ways;
-        ways *= (n - k) as f64 / (k + 1) as f64;
-    }
-    (2.0 * tail / 2f64.powi(i32::try_from(n).unwrap_or(i32::MAX))).min(1.0)
-}
-
-/// Every metric of an experiment of which more or less is better, over all variants of both.
+/// Every metric of an experiment of which more or less is better, over the variants of both.
 fn metrics(before: &Report, after: &Report) -> Vec<Compared> {
-    let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut changes: BTreeMap<&str, Vec<VariantChange>> = BTreeMap::new();
     for was in &before.variants {
         let Some(is) = after.variants.iter().find(|is| is.name == was.name && is.params == was.params) else { continue };
         for (metric, value) in &was.metrics {
-            let ratio = is.metrics.get(metric).map(|now| now.median / value.median);
-            ratios.entry(metric).or_default().extend(ratio.filter(|ratio| ratio.is_finite() && *ratio > 0.0));
+            let change = is.metrics.get(metric).and_then(|now| VariantChange::of(was, value, now));
+            changes.entry(metric).or_default().extend(change);
         }
     }
-    let directed = ratios.into_iter().filter(|(_, ratios)| !ratios.is_empty()).filter_map(|(metric, ratios)| {
+    let host = HostChange::between(before, after);
+    let directed = changes.into_iter().filter(|(_, variants)| !variants.is_empty()).filter_map(|(metric, variants)| {
         // A ratio of errors says nothing: both may be next to 0.
         let better = better(metric).filter(|better| *better != Better::NearZero)?;
-        Some(Compared::of(&before.experiment, metric, ratios, better))
+        Some(Compared::of(&before.experiment, metric, better, variants, host))
     });
     directed.collect()
 }
 
-/// Those that have changed, by S. Holm's procedure: of the smallest probability, as often as there
-/// are tests; of the next, once less.
-fn changed(compared: &[Compared], threshold: f64) -> Vec<&Compared> {
-    let mut by_p: Vec<&Compared> = compared.iter().collect();
-    by_p.sort_by(|a, b| a.p.total_cmp(&b.p));
-    let tests = by_p.len();
-    let improbable = by_p.into_iter().enumerate().take_while(|(rank, one)| one.p * (tests - rank) as f64 <= SIGNIFICANT);
-    improbable.map(|(_, one)| one).filter(|one| (one.median() - 1.0).abs() > threshold).collect()
+/// How far the changes of experiments scatter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Scatter {
+    deviation: f64,
+    experiments: usize,
+}
+
+impl Scatter {
+    /// Of some metrics; an experiment with several of them counts once, by their median. None if
+    /// there are too few experiments. `of` makes what scatters of a metric, and of what a speed of
+    /// the host leaves of its change.
+    fn of<'a>(some: impl Iterator<Item = &'a Compared>, of: fn(&Compared, f64) -> f64) -> Option<Self> {
+        let mut of_each: BTreeMap<&str, Vec<&Compared>> = BTreeMap::new();
+        some.for_each(|one| of_each.entry(&one.experiment).or_default().push(one));
+        let experiments = of_each.len();
+        if experiments < FEWEST_EXPERIMENTS {
+            return None;
+        }
+        // None if it is not known of all.
+        let deviation = |left: &dyn Fn(&Compared) -> Option<f64>| -> Option<f64> {
+            let value = |&one: &&Compared| left(one).map(|left| of(one, left));
+            let of_one = |some: &Vec<&Compared>| some.iter().map(value).collect::<Option<Vec<f64>>>();
+            let all: Option<Vec<f64>> = of_each.values().map(|some| of_one(some).map(|values| middle(&values))).collect();
+            all.map(|all| spread(&all))
+        };
+        let with_speed = |at: usize| deviation(&|one| Some(one.change - one.host?.alone(one.follows())[at]));
+        let all = [deviation(&|one| Some(one.change))].into_iter().chain((0..SPEEDS.len()).map(with_speed)).flatten();
+        Some(Self { deviation: all.fold(f64::INFINITY, f64::min), experiments })
+    }
+
+    /// Of changes in a metric.
+    fn of_changes<'a>(some: impl Iterator<Item = &'a Compared>) -> Option<Self> {
+        Self::of(some, |_, left| left)
+    }
+
+    /// Of changes for the better in any metric, relative to their errors.
+    fn of_errors<'a>(all: impl Iterator<Item = &'a Compared>) -> Option<Self> {
+        let for_better = |one: &Compared, left: f64| if one.better == Better::More { left / one.error } else { -left / one.error };
+        Self::of(all.filter(|one| one.error > 0.0), for_better)
+    }
+}
+
+/// Whether a change is more than noise.
+#[derive(Debug, Clone, PartialEq)]
+struct Tested {
+    /// The experiment, its variant, or all experiments.
+    what: String,
+    metric: String,
+    better: Better,
+    change: f64,
+    /// The change without the part that the host made, or of a variant, its experiment.
+    rest: f64,
+    /// What made the other part.
+    by: &'static str,
+    noise: f64,
+    /// What the noise was learnt from.
+    of: String,
+    p: f64,
+}
+
+impl Tested {
+    /// The same with the probability of such a rest without a change, of which `freedom` plus one
+    /// are known.
+    fn with_p(self, freedom: usize) -> Self {
+        // What never scatters does not change by chance.
+        let deviations = if self.rest == 0.0 { 0.0 } else { self.rest / self.noise };
+        Self { p: p_of_t(deviations, freedom), ..self }
+    }
+
+    fn is_beyond(&self, threshold: f64) -> bool {
+        (self.rest.exp() - 1.0).abs() > threshold
+    }
+
+    fn is_improved(&self) -> bool {
+        self.better.is_improved(1.0, self.rest.exp())
+    }
+
+    /// `p` is the probability of any such test by chance.
+    fn words(&self, p: f64) -> String {
+        let Self { what, metric, change, rest, by, noise, of, .. } = self;
+        let by = if change == rest { String::new() } else { format!(" (by {by} × {:.3})", (change - rest).exp()) };
+        let p = if p < 0.0001 { "< 0.0001".into() } else { format!("{p:.4}") };
+        let noise = 100.0 * noise.exp_m1();
+        format!("{what}  {metric}  × {:.3}{by}, noise ± {noise:.1} % ({of}), p {p}", change.exp())
+    }
+}
+
+/// Tests an experiment's change of a metric, by the scatter of that metric and of all.
+fn experiment(one: &Compared, same: Option<Scatter>, any: Option<Scatter>) -> Tested {
+    let variants = one.variants.len();
+    let (noise, freedom, experiments) = match (same, any) {
+        (Some(Scatter { deviation, experiments }), _) => {
+            let noise = deviation.hypot(one.error);
+            // Of a sum of two variances: F. E. Satterthwaite, An Approximate Distribution of
+            // Estimates of Variance Components (1946).
+            let parts = deviation.powi(4) / (experiments - 1) as f64 + one.error.powi(4) / (variants - 1) as f64;
+            (noise, if parts > 0.0 { (noise.powi(4) / parts) as usize } else { variants - 1 }, experiments)
+        }
+        (None, Some(Scatter { deviation, experiments })) => {
+            (deviation.max(1.0) * one.error, variants.min(experiments) - 1, experiments)
+        }
+        (None, None) => (one.spread(), variants - 1, 1),
+    };
+    let of =
+        if experiments > 1 { format!("{variants} variants, {experiments} experiments") } else { format!("{variants} variants") };
+    let (what, metric, change, rest) = (one.experiment.clone(), one.metric.clone(), one.change, one.unexplained());
+    Tested { what, metric, better: one.better, change, rest, by: HOST, noise, of, p: 1.0 }.with_p(freedom)
+}
+
+/// Tests a metric of all experiments together, by its scatter; none if it is not known of one how
+/// fast the host was.
+fn together(some: &[&Compared], scatter: Scatter) -> Option<Tested> {
+    let mut of_each: BTreeMap<&str, [Vec<f64>; 2]> = BTreeMap::new();
+    for one in some {
+        one.host?;
+        let [changes, rests] = of_each.entry(&one.experiment).or_default();
+        changes.push(one.change);
+        rests.push(one.unexplained());
+    }
+    let [change, rest] = [0, 1].map(|which| middle(&of_each.values().map(|both| middle(&both[which])).collect::<Vec<_>>()));
+    let noise = scatter.deviation * (FRAC_PI_2 / scatter.experiments as f64).sqrt();
+    let (what, of) = ("all experiments".into(), format!("{} experiments", scatter.experiments));
+    let (metric, better) = (some.first()?.name().into(), some.first()?.better);
+    Some(Tested { what, metric, better, change, rest, by: HOST, noise, of, p: 1.0 }.with_p(scatter.experiments - 1))
+}
+
+/// The tests of experiments, and of all of them together.
+fn tests_of_experiments(all: &[Compared]) -> Vec<Tested> {
+    let enough: Vec<&Compared> = all.iter().filter(|one| one.variants.len() >= FEWEST_VARIANTS).collect();
+    let names: BTreeSet<&str> = enough.iter().map(|one| one.name()).collect();
+    let any = Scatter::of_errors(enough.iter().copied());
+    let mut tests = Vec::new();
+    for name in names {
+        let some: Vec<&Compared> = enough.iter().copied().filter(|one| one.name() == name).collect();
+        let same = Scatter::of_changes(some.iter().copied());
+        tests.extend(same.and_then(|same| together(&some, same)));
+        tests.extend(some.into_iter().map(|one| experiment(one, same, any)));
+    }
+    tests
+}
+
+/// The tests of variants that ran often enough.
+fn tests_of_variants(all: &[Compared]) -> Vec<Tested> {
+    let of_one = |one: &Compared| {
+        let (noise, variants) = (one.spread(), one.variants.len());
+        let test = |variant: &VariantChange| {
+            let is_apart = variant.is_apart?;
+            let what = format!("{}, {}", one.experiment, variant.variant);
+            let (metric, of) = (one.metric.clone(), format!("{variants} variants"));
+            let (change, rest, by) = (variant.change, variant.change - one.change, "its experiment");
+            let tested = Tested { what, metric, better: one.better, change, rest, by, noise, of, p: 1.0 };
+            Some(if is_apart { tested.with_p(variants - 1) } else { tested })
+        };
+        one.variants.iter().filter_map(test).collect::<Vec<_>>()
+    };
+    all.iter().filter(|one| one.variants.len() >= FEWEST_VARIANTS).flat_map(of_one).collect()
+}
+
+/// Those that have changed by more than a threshold and than noise, each with the probability of
+/// any such test by chance; the most improbable first.
+fn changed(tests: &[Tested], threshold: f64) -> Vec<(&Tested, f64)> {
+    let p = of_any(&tests.iter().map(|one| one.p).collect::<Vec<_>>());
+    let mut changed: Vec<(&Tested, f64)> =
+        tests.iter().zip(p).filter(|(one, p)| *p <= SIGNIFICANT / 2.0 && one.is_beyond(threshold)).collect();
+    changed.sort_by(|a, b| a.1.total_cmp(&b.1));
+    changed
 }
 
 /// The results in a folder, by experiment.
@@ -109,11 +325,41 @@ fn results(folder: &Path) -> anyhow::Result<BTreeMap<String, Report>> {
     Ok(reports)
 }
 
-/// Prints what has changed, and how much was compared.
+/// Prints what the two are besides their metrics: the host, and the noise.
+fn setting(both: &[(&Report, &Report)], tests: &[Tested], out: &mut dyn Write) -> std::io::Result<()> {
+    let differing: BTreeSet<String> = both.iter().flat_map(|(was, is)| was.differences(is)).collect();
+    for difference in differing {
+        writeln!(out, "The reports differ by more than the change ({difference}).")?;
+    }
+    let hosts: Vec<HostChange> = both.iter().filter_map(|(was, is)| HostChange::between(was, is)).collect();
+    if !hosts.is_empty() {
+        writeln!(out, "The host, after to before, in the middle of {} experiments: {}.", hosts.len(), HostChange::words(&hosts))?;
+    }
+    let silent = both.len() - hosts.len();
+    if silent > 0 {
+        writeln!(
+            out,
+            "{silent} of {} results do not say how fast the host was: what has changed there may be the host.",
+            both.len()
+        )?;
+    }
+    let kinds = [(Follows::Speed, "rates"), (Follows::Slowness, "times"), (Follows::Nothing, "ratios and counts")];
+    let of_kind = |(follows, words): (Follows, &str)| {
+        let noise: Vec<f64> = tests.iter().filter(|one| Follows::of(&one.metric) == follows).map(|one| one.noise).collect();
+        (!noise.is_empty()).then(|| format!("{words} ± {:.1} %", 100.0 * middle(&noise).exp_m1()))
+    };
+    let noise: Vec<String> = kinds.into_iter().filter_map(of_kind).collect();
+    if !noise.is_empty() {
+        writeln!(out, "Noise of an experiment, in the middle: {}.", noise.join(", "))?;
+    }
+    Ok(())
+}
+
+/// Prints what has changed, against what noise, and how much was compared.
 ///
 /// # Errors
 /// A folder or a result in it cannot be read, or there is none; they have nothing in common; a
-/// metric of an experiment is worse by more than `threshold` percent.
+/// metric is worse by more than `threshold` percent and than noise.
 pub fn run(before: &Path, after: &Path, threshold: f64, out: &mut dyn Write) -> anyhow::Result<()> {
     let (before, after) = (results(before)?, results(after)?);
     for (one, other, which) in [(&before, &after, "before"), (&after, &before, "after")] {
@@ -123,110 +369,39 @@ pub fn run(before: &Path, after: &Path, threshold: f64, out: &mut dyn Write) -> 
         }
     }
     let both: Vec<(&Report, &Report)> = before.iter().filter_map(|(name, was)| Some((was, after.get(name)?))).collect();
-    let differing: std::collections::BTreeSet<String> = both.iter().flat_map(|(was, is)| was.differences(is)).collect();
-    for difference in differing {
-        writeln!(out, "The reports differ by more than the change ({difference}).")?;
-    }
     let compared: Vec<Compared> = both.iter().flat_map(|(was, is)| metrics(was, is)).collect();
     if compared.is_empty() {
         bail!("the reports have no variant and metric in common; make both with the same options");
     }
-    let changed = changed(&compared, threshold / 100.0);
-    let (improved, worse): (Vec<&Compared>, Vec<&Compared>) =
-        changed.into_iter().partition(|one| one.better.is_improved(1.0, one.median()));
+    let (of_experiments, of_variants) = (tests_of_experiments(&compared), tests_of_variants(&compared));
+    setting(&both, &of_experiments, out)?;
+    let part = threshold / 100.0;
+    let changed = [changed(&of_experiments, part), changed(&of_variants, part)].concat();
+    let (improved, worse): (Vec<_>, Vec<_>) = changed.into_iter().partition(|(one, _)| one.is_improved());
     for (title, some) in [("Worse", &worse), ("Better", &improved)] {
         if !some.is_empty() {
             writeln!(out, "{title}")?;
         }
-        for one in some {
-            writeln!(out, "  {}", one.words())?;
+        for (one, p) in some {
+            writeln!(out, "  {}", one.words(*p))?;
         }
     }
+    let (tests, few) =
+        (of_experiments.len() + of_variants.len(), compared.iter().filter(|one| one.variants.len() < FEWEST_VARIANTS));
     writeln!(
         out,
-        "{} experiments, {} metrics compared: {} worse, {} better, {} within noise or {threshold} %.",
+        "{} experiments, {} metrics and {} single variants tested: {} worse, {} better, {} within noise or {threshold} %. \
+         {} metrics have too few variants.",
         both.len(),
-        compared.len(),
+        of_experiments.len(),
+        of_variants.len(),
         worse.len(),
         improved.len(),
-        compared.len() - worse.len() - improved.len()
+        tests - worse.len() - improved.len(),
+        few.count()
     )?;
     if !worse.is_empty() {
-        bail!("{} of {} metrics are worse by more than {threshold} %", worse.len(), compared.len());
+        bail!("{} of {tests} are worse by more than {threshold} % and than noise", worse.len());
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::bench::compare::tests::report;
-
-    /// A result of variants with these rates.
-    fn rates(experiment: &str, rates: &[f64]) -> Report {
-        let mut result = report(experiment, &[]);
-        result.variants.clear();
-        for (nfs, rate) in rates.iter().enumerate() {
-            let mut one = report(experiment, &[("delivered_pps", &[*rate])]).variants.remove(0);
-            one.params.insert("nfs".into(), json!(nfs));
-            result.variants.push(one);
-        }
-        result
-    }
-
-    const EIGHT: [f64; 8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
-
-    #[test]
-    fn the_sign_test_counts_both_sides() {
-        assert_eq!(sign_test(&[]), 1.0);
-        assert_eq!(sign_test(&[1.0, 1.0]), 1.0, "nothing has changed");
-        assert_eq!(sign_test(&[2.0, 0.5]), 1.0);
-        assert_eq!(sign_test(&[0.5; 6]), 2.0 / 64.0);
-        assert_eq!(sign_test(&[0.5, 0.5, 0.5, 0.5, 0.5, 2.0]), 2.0 * 7.0 / 64.0);
-    }
-
-    #[test]
-    fn what_most_variants_agree_on_has_changed() {
-        let of = |factors: [f64; 8]| {
-            let after: Vec<f64> = EIGHT.iter().zip(factors).map(|(rate, factor)| rate * factor).collect();
-            let compared = metrics(&rates("chain", &EIGHT), &rates("chain", &after));
-            changed(&compared, 0.03).len()
-        };
-        assert_eq!(of([0.9, 0.8, 0.9, 0.85, 0.9, 0.7, 0.9, 0.95]), 1);
-        assert_eq!(of([0.99; 8]), 0, "on one side, and too little");
-        assert_eq!(of([0.9, 1.2, 0.8, 1.1, 0.9, 1.1, 0.9, 1.2]), 0, "noise");
-        // Of twenty tests, one as improbable as this is no wonder.
-        let one = metrics(&rates("chain", &EIGHT), &rates("chain", &EIGHT.map(|rate| rate * 0.9)));
-        let many: Vec<Compared> = (0..20).flat_map(|_| one.clone()).collect();
-        assert_eq!((changed(&one, 0.03).len(), changed(&many, 0.03).len()), (1, 0));
-    }
-
-    #[test]
-    fn folders_are_compared_by_experiment() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = |name: &str, reports: &[Report]| {
-            let path = dir.path().join(name);
-            std::fs::create_dir(&path).unwrap();
-            reports.iter().for_each(|report| report.write(&path.join(&report.experiment).with_extension("json")).unwrap());
-            path
-        };
-        let before = folder("before", &[rates("chain", &EIGHT), rates("forward", &EIGHT)]);
-        let after = folder("after", &[rates("chain", &EIGHT.map(|rate| rate * 0.5)), rates("dynamic", &EIGHT)]);
-        let empty = folder("empty", &[]);
-        let compare = |a: &Path, b: &Path| {
-            let mut out = Vec::new();
-            let ended = run(a, b, 3.0, &mut out).map_err(|error| error.to_string());
-            (ended, String::from_utf8(out).unwrap())
-        };
-        let (ended, said) = compare(&before, &after);
-        assert_eq!(ended.unwrap_err(), "1 of 1 metrics are worse by more than 3 %");
-        assert!(said.starts_with("Only before: forward.\nOnly after: dynamic.\nWorse\n  chain  delivered_pps  × 0.500"), "{said}");
-        let (ended, said) = compare(&before, &before);
-        assert!(ended.is_ok() && said.contains("2 experiments, 2 metrics compared: 0 worse, 0 better, 2 within noise"), "{said}");
-        let (ended, said) = compare(&after, &before);
-        assert!(ended.is_ok() && said.contains("1 experiments, 1 metrics compared: 0 worse, 1 better"), "{said}");
-        assert!(compare(&before, &empty).0.unwrap_err().contains("has no result"));
-    }
 }

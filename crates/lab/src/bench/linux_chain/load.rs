@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use sluice_host::netns::{Netns, path_of};
 
 use super::hops::PORT;
+use crate::bench::proc::CoreTimes;
 use crate::bench::sched::netns::{INSIDE, OUTSIDE};
 
 /// Flows, a socket each.
@@ -114,9 +115,7 @@ impl HostCounts {
     pub fn now(sender: &Sender, receiver: &str, cores: &[usize]) -> anyhow::Result<Self> {
         let devices = Netns::open(&path_of(receiver))?.visit(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         let received = rx_packets(&devices, "eth0").context("a namespace does not count its packets (/proc/net/dev)")?;
-        let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-        let cores = CoreTimes::parse(&stat, cores, rustix::param::clock_ticks_per_second() as f64)?;
-        Ok(Self { at: Instant::now(), sent: sender.sent(), received, cores })
+        Ok(Self { at: Instant::now(), sent: sender.sent(), received, cores: CoreTimes::read(cores)? })
     }
 }
 
@@ -127,48 +126,9 @@ fn rx_packets(devices: &str, interface: &str) -> Option<u64> {
     counts.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Time that cores have worked, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct CoreTimes {
-    /// In processes, the kernel, and interrupts.
-    pub busy_s: f64,
-    /// The part of it in soft interrupts, where the kernel forwards.
-    pub softirq_s: f64,
-}
-
-impl CoreTimes {
-    /// From `/proc/stat`, whose lines of cores have ticks: user, nice, system, idle, iowait, irq,
-    /// softirq.
-    fn parse(stat: &str, cores: &[usize], ticks_per_s: f64) -> anyhow::Result<Self> {
-        let mut times = Self::default();
-        for core in cores {
-            let name = format!("cpu{core}");
-            let line = stat.lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
-            let ticks: Option<Vec<f64>> =
-                line.map(|line| line.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect());
-            let ticks = ticks.with_context(|| format!("/proc/stat has no {name}"))?;
-            ensure!(ticks.len() >= 7, "/proc/stat has too few numbers of {name}");
-            times.busy_s += (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / ticks_per_s;
-            times.softirq_s += ticks[6] / ticks_per_s;
-        }
-        Ok(times)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_of_cores_are_added() {
-        let stat =
-            "cpu  9 9 9 9 9 9 9\ncpu0 100 10 50 900 7 1 39 5 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu10 100 0 0 0 0 0 100 0\nintr 7\n";
-        let of = |cores: &[usize]| CoreTimes::parse(stat, cores, 100.0);
-        assert_eq!(of(&[0, 1]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 0.39 });
-        assert_eq!(of(&[10]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 1.0 });
-        assert!(of(&[2]).unwrap_err().to_string().contains("no cpu2"));
-        assert!(CoreTimes::parse("cpu0 1 2\n", &[0], 100.0).unwrap_err().to_string().contains("too few"));
-    }
 
     #[test]
     fn packets_of_an_interface_are_read() {

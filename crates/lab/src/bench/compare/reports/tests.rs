@@ -1,0 +1,192 @@
+//! Two reports that are drawn from known distributions, and folders.
+
+use std::f64::consts::TAU;
+
+use serde_json::json;
+use sluice_slo::random::Random;
+
+use super::*;
+use crate::bench::compare::host::tests::set;
+use crate::bench::compare::tests::report;
+use crate::bench::report::Params;
+
+const EXPERIMENTS: usize = 12;
+/// Standard deviation of a speed of the host, as it is sampled.
+const OF_SPEEDS: f64 = 0.005;
+
+/// What two reports of the same experiments differ by. Deviations are of logarithms.
+struct Drawn {
+    variants: usize,
+    runs: usize,
+    /// Of a run.
+    spread: f64,
+    /// Of an experiment, in what no speed of the host shows.
+    between: f64,
+    /// Of the host's speed, from one experiment to the next.
+    drift: f64,
+    /// By what the host is faster in all experiments.
+    faster: f64,
+    /// What the build makes of the rate of a variant, by experiment and variant.
+    build: fn(usize, usize) -> f64,
+}
+
+const QUIET: Drawn = Drawn { variants: 20, runs: 3, spread: 0.02, between: 0.01, drift: 0.0, faster: 1.0, build: |_, _| 1.0 };
+
+/// A normal number (G. E. P. Box and M. E. Muller, A Note on the Generation of Random Normal
+/// Deviates, 1958).
+fn normal(random: &mut Random) -> f64 {
+    let (one, other) = (1.0 - random.part(), random.part());
+    (-2.0 * one.ln()).sqrt() * (TAU * other).cos()
+}
+
+impl Drawn {
+    /// The same numbers for the same seed. A quarter of the experiments has given rates, which do
+    /// not follow the host.
+    fn reports(&self, seed: u64) -> [Vec<Report>; 2] {
+        let mut random = Random::new(seed);
+        let mut both = [Vec::new(), Vec::new()];
+        for experiment in 0..EXPERIMENTS {
+            let host = self.faster.ln() + self.drift * normal(&mut random);
+            let follows = if experiment % 4 == 0 { 0.0 } else { host };
+            let shift = follows + self.between * normal(&mut random);
+            for (reports, after) in both.iter_mut().zip([0.0, 1.0]) {
+                let mut result = report(&format!("e{experiment}"), &[]);
+                let variants = (0..self.variants).map(|variant| {
+                    let mut one = Variant::new("sluice", Params::from([("nfs".into(), json!(variant))]));
+                    for _ in 0..self.runs {
+                        let moved = after * (shift + (self.build)(experiment, variant).ln());
+                        let rate = 1e6 * (variant + 1) as f64 * (moved + self.spread * normal(&mut random)).exp();
+                        one.add("delivered_pps", rate);
+                        one.add("nf_ns_per_packet", 1e9 / rate);
+                        one.add("of_default", (self.spread * normal(&mut random)).exp());
+                        if experiment < 2 {
+                            one.add("setup_ns_p50", 1e9 / rate);
+                        }
+                    }
+                    one
+                });
+                result.variants = variants.collect();
+                let speeds = [(); 3].map(|()| (after * host + OF_SPEEDS * normal(&mut random)).exp());
+                set(&mut result, speeds, 1.0);
+                reports.push(result);
+            }
+        }
+        both
+    }
+
+    /// What is worse, most improbable first.
+    fn worse(&self, seed: u64) -> Vec<String> {
+        let [before, after] = self.reports(seed);
+        let compared: Vec<Compared> = before.iter().zip(&after).flat_map(|(was, is)| metrics(was, is)).collect();
+        let (of_experiments, of_variants) = (tests_of_experiments(&compared), tests_of_variants(&compared));
+        let changed = [changed(&of_experiments, 0.03), changed(&of_variants, 0.03)].concat();
+        let worse = changed.into_iter().filter(|(one, _)| !one.is_improved());
+        worse.map(|(one, _)| format!("{} {}", one.what, one.metric)).collect()
+    }
+}
+
+/// In how many of 200 draws something is worse.
+fn alarms(drawn: &Drawn) -> usize {
+    (1..=200).filter(|seed| !drawn.worse(*seed).is_empty()).count()
+}
+
+#[test]
+fn two_runs_of_one_build_are_within_noise() {
+    // A quick report, on a quiet and on an unsteady host, and one whose runs scatter less than its
+    // experiments do.
+    let quick = Drawn { runs: 1, variants: 10, ..QUIET };
+    assert!(alarms(&quick) <= 10, "{}", alarms(&quick));
+    let unsteady = Drawn { drift: 0.1, between: 0.03, spread: 0.04, ..quick };
+    assert!(alarms(&unsteady) <= 10, "{}", alarms(&unsteady));
+    let apart = Drawn { between: 0.03, spread: 0.002, ..QUIET };
+    assert!(alarms(&apart) <= 10, "{}", alarms(&apart));
+}
+
+#[test]
+fn a_host_that_is_slower_in_all_is_no_regression() {
+    let slower = Drawn { faster: 0.9, ..QUIET };
+    assert!((1..=20).all(|seed| slower.worse(seed).is_empty()));
+    // Nor is it an improvement.
+    let [before, after] = slower.reports(1);
+    let compared: Vec<Compared> = before.iter().zip(&after).flat_map(|(was, is)| metrics(was, is)).collect();
+    assert_eq!(changed(&tests_of_experiments(&compared), 0.03), []);
+}
+
+#[test]
+fn a_regression_of_an_experiment_is_found_where_the_host_is_the_same() {
+    let one = Drawn { build: |experiment, _| if experiment == 5 { 0.9 } else { 1.0 }, ..QUIET };
+    for seed in 1..=20 {
+        let worse = one.worse(seed);
+        assert_eq!(worse.iter().filter(|one| one.starts_with("e5 ")).count(), 2, "{seed}: {worse:?}");
+    }
+}
+
+#[test]
+fn a_regression_of_all_experiments_is_found_where_the_host_is_the_same() {
+    let all = Drawn { build: |_, _| 0.9, ..QUIET };
+    for seed in 1..=20 {
+        let worse = all.worse(seed);
+        assert!(worse.contains(&"all experiments delivered_pps".to_string()), "{seed}: {worse:?}");
+    }
+    // Where nothing is known of the host, it may be the host.
+    let [mut before, after] = all.reports(1);
+    before[0].host_speed.clear();
+    let compared: Vec<Compared> = before.iter().zip(&after).flat_map(|(was, is)| metrics(was, is)).collect();
+    assert!(!tests_of_experiments(&compared).iter().any(|one| one.what == "all experiments" && one.metric == "delivered_pps"));
+}
+
+#[test]
+fn a_regression_of_one_variant_is_found() {
+    let one = Drawn { runs: 5, build: |experiment, variant| if (experiment, variant) == (3, 7) { 0.9 } else { 1.0 }, ..QUIET };
+    let found = (1..=20).filter(|seed| one.worse(*seed).iter().any(|one| one.starts_with("e3, sluice nfs 7 "))).count();
+    assert!(found >= 10, "{found}");
+    // A single run of it may be off by as much.
+    assert!((1..=20).all(|seed| Drawn { runs: 1, ..one }.worse(seed).is_empty()));
+}
+
+#[test]
+fn folders_are_compared_by_experiment() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = |name: &str, reports: &[Report]| {
+        let path = dir.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        reports.iter().for_each(|report| report.write(&path.join(&report.experiment).with_extension("json")).unwrap());
+        path
+    };
+    let compare = |a: &Path, b: &Path| {
+        let mut out = Vec::new();
+        let ended = run(a, b, 3.0, &mut out).map_err(|error| error.to_string());
+        (ended, String::from_utf8(out).unwrap())
+    };
+    let rates = |experiment: &str, factor: f64| {
+        let mut result = report(experiment, &[]);
+        for nfs in 1..=8 {
+            let mut one = Variant::new("sluice", Params::from([("nfs".into(), json!(nfs))]));
+            one.add("delivered_pps", factor * f64::from(nfs));
+            result.variants.push(one);
+        }
+        result
+    };
+    let before = folder("before", &[rates("chain", 1.0), rates("forward", 1.0)]);
+    let after = folder("after", &[rates("chain", 0.5), rates("dynamic", 1.0)]);
+    let empty = folder("empty", &[]);
+    let (ended, said) = compare(&before, &after);
+    assert_eq!(ended.unwrap_err(), "1 of 1 are worse by more than 3 % and than noise");
+    assert!(said.starts_with("Only before: forward.\nOnly after: dynamic.\n1 of 1 results do not say how fast"), "{said}");
+    assert!(said.contains("Worse\n  chain  delivered_pps  × 0.500, noise ± 0.0 % (8 variants), p < 0.0001"), "{said}");
+    let (ended, said) = compare(&before, &before);
+    assert!(
+        ended.is_ok() && said.contains("2 experiments, 2 metrics and 0 single variants tested: 0 worse, 0 better, 2 within noise"),
+        "{said}"
+    );
+    let (ended, said) = compare(&after, &before);
+    assert!(ended.is_ok() && said.contains("1 experiments, 1 metrics and 0 single variants tested: 0 worse, 1 better"), "{said}");
+    assert!(compare(&before, &empty).0.unwrap_err().contains("has no result"));
+
+    let [was, is] = Drawn { build: |experiment, _| if experiment == 5 { 0.9 } else { 1.0 }, ..QUIET }.reports(1);
+    let (was, is) = (folder("was", &was), folder("is", &is));
+    let (ended, said) = compare(&was, &is);
+    assert!(ended.unwrap_err().contains("are worse by more than 3 % and than noise"), "{said}");
+    assert!(said.starts_with("The host, after to before, in the middle of 12 experiments: arithmetic × "), "{said}");
+    assert!(said.contains("Noise of an experiment, in the middle: rates ± "), "{said}");
+}
