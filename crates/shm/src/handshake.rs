@@ -88,7 +88,8 @@ pub struct Welcome {
     pub core: u32,
     /// Whether the NF never sleeps.
     pub poll: bool,
-    /// Nanoseconds for which the NF goes on looking for work before it sleeps.
+    /// Longest time for which the NF looks for packets before it sleeps, in nanoseconds; 0: it
+    /// does not. How long it does is learnt ([`crate::core_page::Linger`]).
     pub linger_ns: u32,
     /// Scale of the clock ([`crate::clock::Clock::with_scale`]), so that the NF need not calibrate.
     pub clock_scale: u64,
