@@ -376,8 +376,7 @@ pub struct Nf: NfCounts {
     pub queue_capacity: u64,
     /// Forged descriptors and wild cursors.
     pub violations: u64 => "sluice_nf_violations_total",
-    /// Share of one core that its process used in the last sampling period, 0 to 100, without the
-    /// time for which it looked for packets before it slept.
+    /// Share of one core that its process used in the last sampling period, 0 to 100.
     pub cpu_percent: f64,
     /// Time for a burst, as the NF reports it.
     pub service_ns: Distribution,

@@ -319,7 +319,7 @@ impl Supervisor {
             queue: of_now.0.saturating_sub(of_now.1),
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
             violations: totals.violations,
-            cpu_percent: if nf.process.is_some() { nf.counted.cpu.working_percent() } else { 0.0 },
+            cpu_percent: if nf.process.is_some() { nf.counted.cpu.percent() } else { 0.0 },
             service_ns: Distribution::from(service_times.counts()),
             sleeps,
             hand_overs,
