@@ -173,8 +173,12 @@ impl Plane {
         let (request, key, certificate) = (format!("{name}.csr"), format!("{name}.key"), format!("{name}.crt"));
         let mut ask =
             openssl(folder, &["req", "-newkey", "ec", "-pkeyopt", CURVE, "-nodes", "-subj", "/O=system:masters/CN=admin"]);
-        ask.args(["-keyout", &key, "-out", &request]);
-        let mut sign = openssl(folder, &["x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]);
+        // With an extension it is of version 3: programs refuse to use others.
+        ask.args(["-addext", "extendedKeyUsage=clientAuth", "-keyout", &key, "-out", &request]);
+        let mut sign = openssl(
+            folder,
+            &["x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-copy_extensions", "copyall"],
+        );
         sign.args(["-in", &request, "-days", &days.to_string(), "-out", &certificate]);
         for mut command in [ask, sign] {
             let made = command.output().unwrap();
