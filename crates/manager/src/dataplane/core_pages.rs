@@ -16,7 +16,7 @@ pub struct Place {
     pub slot: u32,
     /// Number of the arena of its tenant; [`NO_ARENA`] for a program that maps none.
     pub memory: u8,
-    key: PageKey,
+    pub(super) key: PageKey,
 }
 
 struct Owned {
