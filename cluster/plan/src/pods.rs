@@ -7,7 +7,8 @@
 //! and nothing runs that no plan holds.
 //!
 //! A pod whose labels name no SLO, or a function that the SLO's chain does not have, stays at the
-//! gate, and an annotation says why.
+//! gate, and so does one whose instance is on a cordoned node: the scheduler binds nothing there.
+//! An annotation says why.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,28 +50,44 @@ fn refusal(world: &World, key: &Key, pod: &Pod) -> Option<String> {
     })
 }
 
-/// What to do with pods, by the plans that are written.
-pub fn bind(world: &World) -> Vec<Decision> {
-    if world.pods.is_empty() {
-        return Vec::new();
-    }
+/// The node of each instance in plans, by SLO and number.
+fn instances(world: &World) -> BTreeMap<&str, BTreeMap<u32, &str>> {
     let mut instances: BTreeMap<&str, BTreeMap<u32, &str>> = BTreeMap::new();
     for (node, plan) in &world.plans {
         for one in &plan.spec.server.instances {
             instances.entry(&one.slo).or_default().insert(one.number, node);
         }
     }
-    let (mut decisions, mut notes) = (Vec::new(), Vec::new());
+    instances
+}
+
+/// Why a pod waits whose instance is on a cordoned node.
+fn closed(number: u32, node: &str) -> String {
+    format!(
+        "instance {number} of its SLO is on node {node}, which is cordoned: kubectl uncordon {node}, or add nodes with room for it"
+    )
+}
+
+/// What to do with pods, by the plans that are written.
+pub fn bind(world: &World) -> Vec<Decision> {
+    if world.pods.is_empty() {
+        return Vec::new();
+    }
+    let instances = instances(world);
+    let mut decisions = Vec::new();
+    // Why pods wait at the gate, and nothing for those whose annotation says otherwise.
+    let mut whys: BTreeMap<&Key, Option<String>> = BTreeMap::new();
     let mut waiting: BTreeMap<(String, &str), Vec<&Key>> = BTreeMap::new();
     let mut taken: BTreeSet<(String, &str, u32)> = BTreeSet::new();
     // Of pods that are to go, and have not gone yet: nobody else has these numbers meanwhile.
     let mut leaving: BTreeSet<(String, &str, u32)> = BTreeSet::new();
     for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending) {
         let why = if pod.is_gated { refusal(world, key, pod) } else { None };
-        if why != pod.refused {
-            notes.push(Decision::Note { pod: key.clone(), why: why.clone() });
+        let is_refused = why.is_some();
+        if is_refused || pod.refused.is_some() {
+            whys.insert(key, why);
         }
-        if why.is_some() {
+        if is_refused {
             continue;
         }
         let slo = name::on_node(&key.namespace, &pod.slo);
@@ -98,7 +115,11 @@ pub fn bind(world: &World) -> Vec<Decision> {
             let place = (slo.clone(), function, **number);
             !taken.contains(&place) && !leaving.contains(&place)
         });
-        let bound = pods.into_iter().zip(free);
+        let is_cordoned = |node: &str| world.nodes.get(node).is_some_and(|node| node.is_cordoned);
+        let (later, open): (Vec<_>, Vec<_>) = free.partition(|(_, node)| is_cordoned(node));
+        let late = pods.iter().skip(open.len()).zip(later);
+        whys.extend(late.map(|(pod, (number, node))| (*pod, Some(closed(*number, node)))));
+        let bound = pods.into_iter().zip(open);
         decisions.extend(bound.map(|(pod, (number, node))| Decision::Bind {
             pod: pod.clone(),
             node: (*node).into(),
@@ -107,6 +128,8 @@ pub fn bind(world: &World) -> Vec<Decision> {
     }
     // One thing is done with a pod at a time, and a note can wait.
     let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
-    decisions.extend(notes.into_iter().filter(|note| !decided.contains(note.pod())));
+    let is_said = |key: &Key, why: &Option<String>| world.pods.get(key).is_some_and(|pod| pod.refused == *why);
+    let notes = whys.into_iter().filter(|(key, why)| !decided.contains(*key) && !is_said(key, why));
+    decisions.extend(notes.map(|(key, why)| Decision::Note { pod: key.clone(), why }));
     decisions
 }
