@@ -318,9 +318,10 @@ test-cluster: ## tests of cluster/ against a real control plane; builds Kubernet
 	scripts/test-cluster
 
 .PHONY: test-node
-test-node: ## one real Kubernetes node with what `make build` built: an SLO, packets, kills, healing (root, Go 1.24, half an hour once)
+test-node: ## one real Kubernetes node with what `make build` built: NFs, pods, claims, packets, kills, a drain (root, Go 1.26, half an hour once)
 	scripts/deps node
 	scripts/test-cluster --build $$(scripts/test-node --programs)
+	scripts/test-node --build
 	$(MAKE) oci-cluster PROFILE=$(PROFILE)
 	scripts/test-node $(OCI)
 

@@ -1,4 +1,4 @@
-"""What the scripts that test on a real control plane share: Helm, and etcd and kube-apiserver."""
+"""What the scripts that test on a real control plane share: programs that Go builds, Helm, and etcd and kube-apiserver."""
 
 import json
 import os
@@ -27,26 +27,32 @@ def done(what):
     print(f"ok: {what}", flush=True)
 
 
-def helm_program():
-    """The path of helm, which is built if it is missing. The file is there as a whole or not at all."""
-    module = ROOT / "cluster/testbed/helm"
-    found = re.search(r"^(?:require |\t)(helm\.sh/helm/v\d+) (v\S+)", (module / "go.mod").read_text(), re.M)
-    package, version = found.groups()
+def built(module, program, minutes):
+    """The path of a program of a Go module in cluster/testbed, which is built if it is missing. The file is there as a whole or not at all.
+    `minutes`: what that takes."""
+    source = ROOT / "cluster/testbed" / module
+    text = (source / "go.mod").read_text()
+    package, = re.findall(rf"^(?:tool |\t)(\S+/cmd/{re.escape(program)})$", text, re.M)
+    version, = re.findall(rf"^(?:require |\t){re.escape(package.partition('/cmd/')[0])} (v\S+)", text, re.M)
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "sluice-cluster"
-    program = cache / f"helm-{version}" / "helm"
-    if program.is_file():
-        return program
+    path = cache / f"{module}-{version}" / program
+    if path.is_file():
+        return path
     go = shutil.which("go", path=os.environ["PATH"] + ":/usr/local/go/bin")
     if not go:
         fail("Go is missing: install Go 1.26 or newer (https://go.dev/dl), then run this again")
-    print(f"building helm {version}, about 3 min", file=sys.stderr)
-    program.parent.mkdir(parents=True, exist_ok=True)
-    part = program.with_name(".helm")
+    print(f"building {program} {version}, about {minutes} min", file=sys.stderr)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{program}")
     own = {"GOMODCACHE": cache / "go/mod", "GOCACHE": cache / "go/build", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
-    command = [go, "build", "-buildvcs=false", "-trimpath", "-p", "2", "-ldflags", "-s -w", "-o", part, f"{package}/cmd/helm"]
-    subprocess.run(command, cwd=module, env=os.environ | {k: str(v) for k, v in own.items()}, check=True)
-    part.rename(program)
-    return program
+    command = [go, "build", "-buildvcs=false", "-trimpath", "-p", "2", "-ldflags", "-s -w", "-o", part, package]
+    subprocess.run(command, cwd=source, env=os.environ | {k: str(v) for k, v in own.items()}, check=True)
+    part.rename(path)
+    return path
+
+
+def helm_program():
+    return built("helm", "helm", 3)
 
 
 class Helm:

@@ -144,11 +144,19 @@ pub fn waiting() -> Why {
     Why::new("Waiting", "others are placed first")
 }
 
-/// What to do about the nodes that could have room.
-pub fn with_silent(board: &Board<'_>, message: String) -> String {
-    match board.silent[..] {
+/// A message, with what to do about the nodes that could have room.
+pub fn with_closed(board: &Board<'_>, mut message: String) -> String {
+    if !board.silent.is_empty() {
+        let silent: Vec<&str> = board.silent.iter().map(String::as_str).collect();
+        message = format!("{message}; {}", see_agents(&silent));
+    }
+    let cordoned = board.health.iter().filter(|(_, health)| **health == Health::Leaving);
+    let mut cordoned: Vec<&str> = cordoned.map(|(node, _)| node.as_str()).collect();
+    cordoned.sort_unstable();
+    match cordoned[..] {
         [] => message,
-        _ => format!("{message}; {}", see_agents(&board.silent.iter().map(String::as_str).collect::<Vec<_>>())),
+        [node] => format!("{message}; node {node} is cordoned"),
+        [node, ..] => format!("{message}; {} nodes are cordoned, as {node}", cordoned.len()),
     }
 }
 
@@ -243,11 +251,11 @@ fn why_not(board: &Board<'_>, wish: &Wish<'_>, refusal: &Refusal, is_new: bool) 
     // What would fit of a missing part is of no use to anybody.
     let message = if is_new { refusal.to_string() } else { refusal.reason.to_string() };
     match &refusal.reason {
-        Reason::Full { .. } => Why::new("NoRoom", with_silent(board, message)),
+        Reason::Full { .. } => Why::new("NoRoom", with_closed(board, message)),
         Reason::NoServer { .. } if board.open.servers.is_empty() => {
             let message =
                 "no node is ready and has a ServerClass and an agent: label one as a ServerClass says, and run sluice-node there";
-            Why::new("NoServer", with_silent(board, message.into()))
+            Why::new("NoServer", with_closed(board, message.into()))
         }
         Reason::NoServer { .. } => no_server(wish, &processors(board)),
         _ => Why::new("Impossible", message),

@@ -7,8 +7,9 @@
 //! and nothing runs that no plan holds.
 //!
 //! A pod whose labels name no SLO, a function that the SLO's chain does not have, or one with an
-//! image, stays at the gate, and an annotation says why. Of NFs with an image the operator makes
-//! the pods: each for one instance, to which alone it is bound ([`NewPod`]).
+//! image, stays at the gate, and so does one whose instance is on a cordoned node: the scheduler
+//! binds nothing there. An annotation says why. Of NFs with an image the operator makes the pods:
+//! each for one instance, to which alone it is bound ([`NewPod`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,7 +73,8 @@ type Instances<'a> = BTreeMap<&'a str, BTreeMap<u32, &'a str>>;
 #[derive(Default)]
 struct Found<'a> {
     decisions: Vec<Decision>,
-    notes: Vec<Decision>,
+    /// Why pods wait at the gate, and nothing for those whose annotation says otherwise.
+    whys: BTreeMap<&'a Key, Option<String>>,
     /// Those at the gate, by SLO and function.
     waiting: BTreeMap<(String, &'a str), Vec<&'a Key>>,
     /// Those at the gate that were made for an instance.
@@ -84,6 +86,13 @@ struct Found<'a> {
     ready: BTreeSet<Place>,
     /// Pods that are to be replaced, by namespace and function.
     old: BTreeMap<(&'a str, &'a str), Vec<(&'a Key, &'a Pod, &'a Made)>>,
+}
+
+/// Why a pod waits whose instance is on a cordoned node.
+fn closed(number: u32, node: &str) -> String {
+    format!(
+        "instance {number} of its SLO is on node {node}, which is cordoned: kubectl uncordon {node}, or add nodes with room for it"
+    )
 }
 
 /// What to do with pods, by the plans that are written.
@@ -107,13 +116,15 @@ pub fn bind(world: &World) -> Vec<Decision> {
             _ => {}
         }
     }
-    found.open(&instances);
+    found.open(world, &instances);
     found.replace(&images);
-    let mut decisions = found.decisions;
-    decisions.extend(images.missing(world, &found.taken).map(|new| Decision::Create(Box::new(new))));
+    let Found { mut decisions, whys, taken, .. } = found;
+    decisions.extend(images.missing(world, &taken).map(|new| Decision::Create(Box::new(new))));
     // One thing is done with a pod at a time, and a note can wait.
     let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
-    decisions.extend(found.notes.into_iter().filter(|note| !decided.contains(note.pod())));
+    let is_said = |key: &Key, why: &Option<String>| world.pods.get(key).is_some_and(|pod| pod.refused == *why);
+    let notes = whys.into_iter().filter(|(key, why)| !decided.contains(*key) && !is_said(key, why));
+    decisions.extend(notes.map(|(key, why)| Decision::Note { pod: key.clone(), why }));
     decisions
 }
 
@@ -121,10 +132,11 @@ impl<'a> Found<'a> {
     /// Takes a pod that others have made.
     fn others(&mut self, world: &World, instances: &Instances<'_>, key: &'a Key, pod: &'a Pod, slo: String) {
         let why = if pod.is_gated { refusal(world, key, pod) } else { None };
-        if why != pod.refused {
-            self.notes.push(Decision::Note { pod: key.clone(), why: why.clone() });
+        let is_refused = why.is_some();
+        if is_refused || pod.refused.is_some() {
+            self.whys.insert(key, why);
         }
-        if why.is_some() {
+        if is_refused {
             return;
         }
         match pod.instance.zip(pod.node.as_deref()).filter(|_| !pod.is_gated) {
@@ -175,13 +187,17 @@ impl<'a> Found<'a> {
     }
 
     /// Binds pods at the gate to instances without one.
-    fn open(&mut self, instances: &Instances<'_>) {
+    fn open(&mut self, world: &World, instances: &Instances<'_>) {
+        let is_cordoned = |node: &str| world.nodes.get(node).is_some_and(|node| node.is_cordoned);
         let is_free = |place: &Place| !self.taken.contains(place) && !self.leaving.contains(place);
         let mut decisions = Vec::new();
         for ((slo, function), pods) in std::mem::take(&mut self.waiting) {
             let of = instances.get(slo.as_str()).into_iter().flatten();
             let free = of.filter(|(number, _)| is_free(&(slo.clone(), function.into(), **number)));
-            let bound = pods.into_iter().zip(free);
+            let (later, open): (Vec<_>, Vec<_>) = free.partition(|(_, node)| is_cordoned(node));
+            let late = pods.iter().skip(open.len()).zip(later);
+            self.whys.extend(late.map(|(pod, (number, node))| (*pod, Some(closed(*number, node)))));
+            let bound = pods.into_iter().zip(open);
             decisions.extend(bound.map(|(pod, (number, node))| Decision::Bind {
                 pod: pod.clone(),
                 node: (*node).into(),
@@ -190,7 +206,11 @@ impl<'a> Found<'a> {
         }
         for (key, pod, place) in self.own.iter().filter(|(.., place)| is_free(place)) {
             let (node, number) = (pod.node.clone().unwrap_or_default(), place.2);
-            decisions.push(Decision::Bind { pod: (*key).clone(), node, number });
+            if is_cordoned(&node) {
+                self.whys.insert(key, Some(closed(number, &node)));
+            } else {
+                decisions.push(Decision::Bind { pod: (*key).clone(), node, number });
+            }
         }
         self.decisions.append(&mut decisions);
     }

@@ -25,7 +25,7 @@ use sluice_slo::slo::{Cap, Promise, Slo as Terms};
 
 use crate::board::{Board, Room};
 use crate::health::is_settled;
-use crate::keep::{Part, drop_lost, mark_stale, parts, uses, waiting, with_silent};
+use crate::keep::{Part, drop_lost, mark_stale, parts, uses, waiting, with_closed};
 use crate::wish::{Why, Wish};
 
 /// Part of what an instance is known to carry that it may be given when others go.
@@ -203,7 +203,7 @@ fn add(board: &mut Board<'_>, wish: &Wish<'_>, wanted: u32, room: &Room) -> Resu
             Ok(vec![at])
         };
         let added = board.add_to(slo, room, one_more, || wish.promised(None));
-        added.map_err(|error| Why::new("NoRoom", with_silent(board, error.to_string())))?;
+        added.map_err(|error| Why::new("NoRoom", with_closed(board, error.to_string())))?;
     }
     Ok(())
 }

@@ -165,6 +165,27 @@ fn a_pod_does_not_stay_where_its_instance_was() {
 }
 
 #[test]
+fn a_pod_waits_while_the_node_of_its_instance_is_cordoned() {
+    let mut cluster = Cluster::new(1);
+    cluster.promise("web", 1e6);
+    cluster.run();
+    cluster.node(0).is_cordoned = true;
+    cluster.run();
+    let (reason, why) = cluster.why("t", "web").unwrap();
+    assert!(reason == "NoServer" && why.ends_with("; node n000 is cordoned"), "{reason}: {why}");
+    let key = Key::new("t", "p0");
+    let pod = Pod { slo: "web".into(), function: "nat".into(), is_gated: true, ..Pod::default() };
+    cluster.world.pods.insert(key.clone(), pod);
+    let decisions = bind(&cluster.world);
+    let [Decision::Note { pod, why: Some(why) }] = &decisions[..] else { panic!("{decisions:?}") };
+    assert!(*pod == key && why.contains("on node n000, which is cordoned: kubectl uncordon n000"), "{why}");
+    cluster.world.pods.get_mut(&key).unwrap().refused = Some(why.clone());
+    assert!(bind(&cluster.world).is_empty(), "said once");
+    cluster.node(0).is_cordoned = false;
+    assert_eq!(bind(&cluster.world), [Decision::Bind { pod: key, node: node_name(0), number: 0 }]);
+}
+
+#[test]
 fn a_pod_of_a_function_that_the_chain_does_not_have_is_not_bound_and_says_why() {
     let mut cluster = Cluster::new(1);
     cluster.promise("web", 1e6);
