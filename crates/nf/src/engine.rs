@@ -52,10 +52,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const SUSPENDED: Duration = Duration::from_millis(1);
 /// Nanoseconds between glances, and between service-time samples.
 const GLANCE_NS: u64 = 1_000_000;
-/// Longest time that cursors of finished bursts are held back while many wait, in nanoseconds.
+/// Longest time that cursors of finished bursts are held back while more wait, in nanoseconds.
 const PUBLISH_NS: u64 = 8_000;
-/// Packets on a ring from which on they are held back: eight bursts.
-const MANY: usize = 8 * BURST;
 /// Nanoseconds between checks of the manager's socket.
 const SOCKET_NS: u64 = 1_000_000_000;
 /// First samples, which are skipped: they measure cold caches.
@@ -280,13 +278,12 @@ impl Engine {
         self.sleeper.storage().is_none()
     }
 
-    /// Publishes after the burst that began at `now`, unless many packets wait and the last time
-    /// was recent: each publishing moves cache lines to the manager's core and back. With few, the
-    /// manager passes one burst on while the next one is handled.
+    /// Publishes after the burst that began at `now`, unless more bursts wait and the last time was
+    /// recent: each publishing moves cache lines to the manager's core and back.
     #[inline(always)]
     pub(crate) fn publish_at(&mut self, now: u64) {
-        let are_few = self.rx.iter().all(|ring| (ring.known() as usize) < MANY);
-        if are_few || now >= self.publish_at || !self.keeps_back() {
+        let is_last = self.rx.iter().all(|ring| (ring.known() as usize) < BURST);
+        if is_last || now >= self.publish_at || !self.keeps_back() {
             self.publish_at = now + PUBLISH_NS;
             self.publish();
         }
