@@ -11,6 +11,8 @@
 //! later, does no harm, as its successor writes the term into all plans first. If the lease was
 //! deleted, the count begins above the terms of the plans.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -18,6 +20,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error};
+use tokio::sync::{Notify, watch};
+use tracing::warn;
 
 use crate::write::{is_conflict, within};
 
@@ -137,6 +141,35 @@ impl Candidate {
             renew_time: Some(now),
             ..LeaseSpec::default()
         })
+    }
+
+    /// Takes and renews the lease, and gives it back at `end`. `say` has whether it is held.
+    /// `highest` is the highest term of the plans, negative until they are read.
+    pub async fn stand(mut self, say: watch::Sender<Option<Held>>, highest: Arc<AtomicI64>, end: Arc<Notify>) {
+        let mut ticks = tokio::time::interval(self.period());
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut has_warned = false;
+        loop {
+            tokio::select! {
+                () = end.notified() => return self.release().await,
+                _ = ticks.tick() => {}
+            }
+            // Without the terms of the plans, none of its own is known to be high enough.
+            let above = highest.load(Ordering::Relaxed);
+            if above < 0 {
+                continue;
+            }
+            match self.attempt(above).await {
+                Ok(()) => has_warned = false,
+                Err(error) if !has_warned => {
+                    warn!("the lease cannot be read or written: {error}; it is tried again");
+                    has_warned = true;
+                }
+                Err(_) => {}
+            }
+            let held = self.held();
+            say.send_if_modified(|before| std::mem::replace(before, held) != held);
+        }
     }
 }
 

@@ -110,7 +110,7 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &me, args.lease_time());
     let (say, held) = watch::channel(None);
     let end = Arc::new(Notify::new());
-    let election = tokio::spawn(elect(candidate, say, highest.clone(), end.clone()));
+    let election = tokio::spawn(candidate.stand(say, highest.clone(), end.clone()));
     let herald = Herald::start(client.clone(), &me, args.request_time());
     tokio::spawn(access::herald(said, herald.clone(), news::lease(&args.namespace, &args.lease)));
     if let Some(file) = args.beat.clone() {
@@ -148,34 +148,6 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
 fn uuid() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/uuid")
         .map_or_else(|_| std::process::id().to_string(), |text| text.trim().into())
-}
-
-/// Takes and renews the lease, and gives it back in the end.
-async fn elect(mut candidate: Candidate, say: watch::Sender<Option<Held>>, highest: Arc<AtomicI64>, end: Arc<Notify>) {
-    let mut ticks = tokio::time::interval(candidate.period());
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut has_warned = false;
-    loop {
-        tokio::select! {
-            () = end.notified() => return candidate.release().await,
-            _ = ticks.tick() => {}
-        }
-        // Negative until the plans are read: without their terms, none of its own is high enough.
-        let above = highest.load(Ordering::Relaxed);
-        if above < 0 {
-            continue;
-        }
-        match candidate.attempt(above).await {
-            Ok(()) => has_warned = false,
-            Err(error) if !has_warned => {
-                warn!("the lease cannot be read or written: {error}; it is tried again");
-                has_warned = true;
-            }
-            Err(_) => {}
-        }
-        let held = candidate.held();
-        say.send_if_modified(|before| std::mem::replace(before, held) != held);
-    }
 }
 
 impl Operator {
