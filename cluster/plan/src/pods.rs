@@ -69,6 +69,9 @@ fn refusal(world: &World, key: &Key, pod: &Pod) -> Option<String> {
 /// The instances in plans that are written: node by number, by the SLO's name on nodes.
 type Instances<'a> = BTreeMap<&'a str, BTreeMap<u32, &'a str>>;
 
+/// A pod that is to be replaced.
+type Old<'a> = (&'a Key, &'a Pod, &'a Made);
+
 /// What was found of pods, and decided.
 #[derive(Default)]
 struct Found<'a> {
@@ -85,7 +88,7 @@ struct Found<'a> {
     /// Places with a pod that is ready, as far as that is known.
     ready: BTreeSet<Place>,
     /// Pods that are to be replaced, by namespace and function.
-    old: BTreeMap<(&'a str, &'a str), Vec<(&'a Key, &'a Pod, &'a Made)>>,
+    old: BTreeMap<(&'a str, &'a str), Vec<Old<'a>>>,
 }
 
 /// Why a pod waits whose instance is on a cordoned node.
