@@ -125,8 +125,8 @@ pub fn bind(world: &World) -> Vec<Decision> {
     decisions.extend(images.missing(world, &taken).map(|new| Decision::Create(Box::new(new))));
     // One thing is done with a pod at a time, and a note can wait.
     let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
-    let is_said = |key: &Key, why: &Option<String>| world.pods.get(key).is_some_and(|pod| pod.refused == *why);
-    let notes = whys.into_iter().filter(|(key, why)| !decided.contains(*key) && !is_said(key, why));
+    let is_said = |key: &Key, why: Option<&str>| world.pods.get(key).is_some_and(|pod| pod.refused.as_deref() == why);
+    let notes = whys.into_iter().filter(|(key, why)| !decided.contains(*key) && !is_said(key, why.as_deref()));
     decisions.extend(notes.map(|(key, why)| Decision::Note { pod: key.clone(), why }));
     decisions
 }
