@@ -178,6 +178,18 @@ mod tests {
         Instance { slo: slo.into(), number, cores: vec![core], ways: 2, memory_mib: 64, capacity_pps: 2e6, load_pps }
     }
 
+    #[test]
+    fn numbers_survive_json_to_the_last_bit() {
+        // What a curve gives between two points is as crooked as these.
+        let mut load_pps = 1e6 / 3.0;
+        for _ in 0..1_000 {
+            let one = instance("web", 0, 0, load_pps);
+            let text = serde_json::to_string(&one).unwrap();
+            assert_eq!(serde_json::from_str::<Instance>(&text).unwrap(), one, "{text}");
+            load_pps = load_pps * 1.000_7 + 1.0 / 7.0;
+        }
+    }
+
     fn promised(name: &str, throughput_pps: f64) -> Promised {
         let slo = Slo {
             name: name.into(),
