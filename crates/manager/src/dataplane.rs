@@ -5,7 +5,6 @@
 
 #![allow(unsafe_code)]
 
-mod core_pages;
 mod division;
 mod hooks;
 mod outlook;
@@ -22,6 +21,7 @@ use rustix::process::Pid;
 use sluice_policy::sched::threshold::Rules;
 use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
+use sluice_shm::core_page::CorePage;
 use sluice_shm::memory::{MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring;
@@ -53,8 +53,6 @@ use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
 
 use crate::memory::{Memories, NoMemory, TenantMemory};
-pub use core_pages::Place;
-use core_pages::{CorePages, PageKey};
 pub use division::{Division, threads_of};
 
 /// Longest time that a packet thread may run, or be blocked, before it carries out a command. The
@@ -168,6 +166,12 @@ impl Seen {
     }
 }
 
+struct Core {
+    memory: SharedMemory,
+    page: CorePage,
+    used: Vec<bool>,
+}
+
 #[derive(Debug, Clone)]
 pub struct ThreadInfo {
     pub core: usize,
@@ -220,9 +224,11 @@ pub struct DataPlane {
     table: FrameTable,
     registry: Arc<PathRegistry>,
     clock: Clock,
-    core_pages: CorePages,
+    cores: HashMap<(usize, Option<String>), Core>,
+    slots: u32,
     /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`].
     in_flight: HashMap<u16, Arc<InFlight>>,
+    hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
     /// What the threads use now: the tables, and what features keep for each service.
     tables: Arc<Tables>,
@@ -244,6 +250,16 @@ enum Collecting {
     Hidden(Vec<u32>, Fence),
 }
 
+/// A slot on a core's page, assigned to an NF.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub page: CorePage,
+    pub slot: u32,
+    /// Number of the arena of its tenant; [`NO_ARENA`] for a program that maps none.
+    pub memory: u8,
+    key: (usize, Option<String>),
+}
+
 impl DataPlane {
     /// Makes the arenas and starts the threads. Calls `chooser` for each Rx thread.
     ///
@@ -261,7 +277,6 @@ impl DataPlane {
 
         let threads = threads_of(manager);
         let n = threads.len();
-        let core_pages = CorePages::new(manager.max_nfs, config.sched.handover, threads.iter().map(|thread| thread.0).collect());
 
         let mut lanes_out: Vec<Vec<_>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
         let mut lanes_in: Vec<Vec<_>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
@@ -370,8 +385,10 @@ impl DataPlane {
             table,
             registry,
             clock,
-            core_pages,
+            cores: HashMap::new(),
+            slots: manager.max_nfs,
             in_flight: HashMap::new(),
+            hands_over: config.sched.handover,
             tuning_ns,
             tables: Arc::default(),
             kept: HashMap::new(),
@@ -618,20 +635,39 @@ impl DataPlane {
         self.take_slot((core, None), NO_ARENA)
     }
 
-    fn take_slot(&mut self, key: PageKey, memory: u8) -> Result<Place, PlaneError> {
+    fn take_slot(&mut self, key: (usize, Option<String>), memory: u8) -> Result<Place, PlaneError> {
         let core = key.0;
-        self.core_pages.take(key, memory)?.ok_or(PlaneError::NoSlot { core, slots: self.core_pages.slots() })
+        if !self.cores.contains_key(&key) {
+            let (memory, page) = CorePage::create(self.slots, self.hands_over)?;
+            self.cores.insert(key.clone(), Core { memory, page, used: Vec::new() });
+        }
+        let slots = self.slots;
+        let entry = self.cores.get_mut(&key).expect("it was just put there");
+        let slot = match entry.used.iter().position(|used| !used) {
+            Some(slot) => slot,
+            None if entry.used.len() < slots as usize => {
+                entry.used.push(false);
+                entry.used.len() - 1
+            }
+            None => return Err(PlaneError::NoSlot { core, slots }),
+        };
+        entry.used[slot] = true;
+        entry.page.reset(slot as u32);
+        Ok(Place { page: entry.page.clone(), slot: slot as u32, memory, key })
     }
 
     /// Frees the slot of an NF whose process has ended and which no thread has.
     pub fn vacate(&mut self, place: &Place) {
         self.memories.leave(place.memory);
-        self.core_pages.vacate(place);
+        if let Some(entry) = self.cores.get_mut(&place.key) {
+            entry.page.reset(place.slot);
+            entry.used[place.slot as usize] = false;
+        }
     }
 
     /// The memory of a place's page, whose descriptor goes to the NF.
     pub fn page_memory(&self, place: &Place) -> Option<&SharedMemory> {
-        self.core_pages.memory_of(place)
+        self.cores.get(&place.key).map(|c| &c.memory)
     }
 
     /// Makes a region and gives its rings to the threads. On return the NF may be welcomed.
@@ -684,7 +720,8 @@ impl DataPlane {
 
     /// As [`Division::learn_cores`].
     pub fn learn_cores(&mut self, config: &Config) {
-        self.division.learn_cores(config, |core| self.core_pages.has_nfs(core));
+        let has_nfs = |core: usize| self.cores.iter().any(|(key, of)| key.0 == core && of.used.contains(&true));
+        self.division.learn_cores(config, has_nfs);
     }
 
     /// Has all threads share each NF from now on: one is there that is not of one shard, and so a

@@ -2,17 +2,14 @@
 //!
 //! # Terms
 //! `taken` is the number of descriptors ever dequeued from all rx rings, modulo 2³²; the other NFs
-//! of the core and the manager compare it with what was posted. To *linger* is to look for packets
-//! before sleeping. A *glance* is the check, about once a millisecond, of the clock's drift, the
-//! manager's socket and the tick.
+//! of the core and the manager compare it with what was posted. To *linger* is to go on looking for
+//! packets before sleeping. A *glance* is the check, about once a millisecond, of the clock's
+//! drift, the manager's socket and the tick.
 //!
 //! # Approach
 //! Per burst the packet path reads the time-stamp counter, two control words and the rings, and
 //! writes its own cursors and counters: no lock, no system call, no allocation. All system calls
 //! are in [`Engine::wait`], [`Engine::suspend`] and, once a second, the glance.
-//!
-//! An NF without packets lingers for as long as that has paid lately on its core
-//! ([`CorePage::linger_ns`]), and hands the core over as soon as another NF of the core has some.
 //!
 //! An NF sleeps for at most a second, so that it leaves by itself after its manager has died, which
 //! hangs up its socket.
@@ -411,36 +408,22 @@ impl Engine {
             std::hint::spin_loop();
             return Ok(());
         }
-        if self.linger_ns > 0 && self.linger(deadline_ns) {
-            return Ok(());
+        if self.linger_ns > 0 {
+            let until = self.now_ns() + self.linger_ns;
+            loop {
+                if Self::has_work(&mut self.rx, &self.page)
+                    || self.sleeper.storage().is_some_and(|storage| storage.has_completions())
+                {
+                    return Ok(());
+                }
+                let now = self.now_ns();
+                if self.core.has_other(self.slot) || now >= until {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
         }
         self.sleep(deadline_ns, false)
-    }
-
-    /// Looks for work, until `deadline_ns` at most, while no other NF of the core has packets.
-    /// Returns whether there is some. The time is no part of the NF's budget, nor of its load.
-    fn linger(&mut self, deadline_ns: Option<u64>) -> bool {
-        let began = self.now_ns();
-        let until = (began + self.core.linger_ns().min(self.linger_ns)).min(deadline_ns.unwrap_or(u64::MAX));
-        let (found, took_ns) = loop {
-            let found =
-                Self::has_work(&mut self.rx, &self.page) || self.sleeper.storage().is_some_and(|storage| storage.has_completions());
-            let now = self.now_ns();
-            let took_ns = now.saturating_sub(began);
-            if found || self.core.has_other(self.slot) {
-                self.core.count_gap(took_ns);
-                break (found, took_ns);
-            }
-            if now >= until {
-                self.core.begin_gap(began);
-                break (false, took_ns);
-            }
-            std::hint::spin_loop();
-        };
-        self.sleeper.excuse(took_ns);
-        // Other processes may have had the core meanwhile.
-        self.page.add(Counter::LingerNs, took_ns.min(until.saturating_sub(began)));
-        found
     }
 
     /// Gives the core away after a burst on the manager's request, even with packets.
@@ -470,9 +453,6 @@ impl Engine {
             }
             !slept
         });
-        if self.linger_ns > 0 {
-            self.core.end_gap(self.slot);
-        }
         if slept {
             self.page.add(Counter::Sleeps, 1);
         }

@@ -185,13 +185,6 @@ impl Sleeper {
         false
     }
 
-    /// Takes the last `ns`, in which no NF of the core had packets, out of the time that is paid.
-    pub(crate) fn excuse(&self, ns: u64) {
-        for time in [&self.ran_since, &self.run_until, &self.budget_until] {
-            time.set(time.get().saturating_add(ns));
-        }
-    }
-
     /// Pays for the NF's time on the core, sleeps by `sleep`, and notes the time of waking.
     fn turn<T>(&self, place: &Place, sleep: impl FnOnce(bool) -> T) -> T {
         if !place.could_take_turns() {
@@ -388,25 +381,6 @@ mod tests {
         doze(&sleeper);
         let passed = sleeper.ran_since.get() - slept;
         assert!(core.budget(ME).abs_diff(budget) as u64 <= passed, "{} of {passed}", core.budget(ME).abs_diff(budget));
-    }
-
-    #[test]
-    fn time_that_is_excused_is_neither_paid_nor_part_of_the_budget() {
-        let core = core_page(true);
-        let sleeper = sleeper(core, false);
-        rival(core, 5);
-        let end = sleeper.run_until.get();
-        sleeper.ran_since.set(monotonic_ns() - 3 * MS);
-        sleeper.excuse(2 * MS);
-        assert!(!sleeper.is_over_budget(end + 2 * MS - 1) && sleeper.is_over_budget(end + 2 * MS));
-        let since = sleeper.ran_since.get();
-        doze(&sleeper);
-        let (paid, passed) = (u64::from(core.budget(ME).unsigned_abs()), sleeper.ran_since.get() - since);
-        assert!((MS..=passed).contains(&paid), "{paid} of {passed}");
-        // One that takes no turns is never over budget.
-        sleeper.run_until.set(u64::MAX);
-        sleeper.excuse(MS);
-        assert_eq!(sleeper.run_until.get(), u64::MAX);
     }
 
     #[test]

@@ -5,8 +5,6 @@ mod support;
 use std::process::Command;
 
 use rustix::process::Signal;
-use sluice_shm::clock::monotonic_ns;
-use sluice_shm::core_page::Linger;
 use sluice_shm::page::{Control, Counter};
 use support::{Back, Manager, Mode, test_nf, wait_for};
 
@@ -218,69 +216,6 @@ fn an_nf_that_goes_to_sleep_starts_the_next_one() {
         (a.count(Counter::HandOvers) > 0).then_some(())
     });
     assert!(a.count(Counter::Sleeps) > 0);
-}
-
-const LINGERS: Mode = Mode { rings: 2, capacity: 64, poll: false, linger_ns: Linger::LONGEST_NS as u32 };
-
-#[test]
-fn packets_that_come_at_any_time_of_a_linger_come_back_without_another_wake() {
-    let manager = Manager::new();
-    let _process = manager.spawn(test_nf("callback"));
-    let mut nf = manager.welcome(0, LINGERS);
-    for round in 0..3_000 {
-        // Whatever it has learnt: a linger of each length is ending in some rounds.
-        manager.core.set_linger(Linger::of(round as u32 % 9));
-        let until = monotonic_ns() + round * 7_919 % (2 * Linger::LONGEST_NS);
-        while monotonic_ns() < until {
-            std::hint::spin_loop();
-        }
-        nf.post(0, &[N0]);
-        assert_eq!(nf.one_in_turn(), back(NEXT, 0, b"n1"), "round {round}");
-        nf.reuse_frames();
-    }
-    assert_eq!(nf.count(Counter::Packets), 3_000);
-    assert!(nf.count(Counter::LingerNs) > 0);
-}
-
-#[test]
-fn an_nf_that_lingers_starts_another_one_with_packets() {
-    let manager = Manager::new();
-    let _first = manager.spawn(test_nf("callback"));
-    let mut a = manager.welcome(0, LINGERS);
-    let _second = manager.spawn(test_nf("callback"));
-    let mut b = manager.welcome(3, LINGERS);
-    // B gets packets while A looks for some. Where A sleeps already, the manager wakes B.
-    wait_for("a hand-over", || {
-        wait_for("sleep", || (a.is_asleep() && b.is_asleep()).then_some(()));
-        manager.core.set_linger(Linger::of(u32::MAX));
-        a.post(0, &[N0]);
-        assert_eq!(a.one_in_turn(), back(NEXT, 0, b"n1"));
-        b.post(0, &[N0]);
-        assert_eq!(b.one_in_turn(), back(NEXT, 0, b"n1"));
-        a.reuse_frames();
-        b.reuse_frames();
-        (a.count(Counter::HandOvers) > 0).then_some(())
-    });
-}
-
-#[test]
-fn an_nf_without_packets_soon_looks_for_them_no_longer_than_it_must() {
-    let manager = Manager::new();
-    let _process = manager.spawn(test_nf("callback"));
-    let mut nf = manager.welcome(0, LINGERS);
-    manager.core.set_linger(Linger::of(u32::MAX));
-    // Each packet comes long after the one before.
-    wait_for("no trust", || {
-        wait_for("sleep", || nf.is_asleep().then_some(()));
-        let until = monotonic_ns() + 2 * Linger::LONGEST_NS;
-        while monotonic_ns() < until {
-            std::hint::spin_loop();
-        }
-        nf.post(0, &[N0]);
-        nf.one_in_turn();
-        nf.reuse_frames();
-        (manager.core.linger() == Linger::default()).then_some(())
-    });
 }
 
 #[test]

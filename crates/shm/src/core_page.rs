@@ -18,14 +18,11 @@
 //! scheduling class. An NF that the manager *holds* is not chosen, and sleeps after its burst; a
 //! *suspended* one waits for something other than packets, and wakes by itself.
 //!
-//! Where none has packets, an NF looks for some before it sleeps: for itself, or for another NF,
-//! which it then starts. For how long, the page's NFs learn together ([`Linger`]).
-//!
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
-//! | 0 | magic, version, slots, hand-over on or off; any slot favoured; core shared | the manager |
-//! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none; a gap's begin; trust | all |
+//! | 0 | magic, version, slots, hand-over on or off; whether any slot is favoured | the manager |
+//! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
 //! | 128 | `pending`: one bit a slot that got packets | set by the manager, cleared by the NF |
 //! | then | `returned`: one bit a slot that returned some | set by the NF, cleared by the manager |
 //! | then | `favoured`: one bit a slot that may go before others | the manager |
@@ -37,7 +34,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-pub use sluice_policy::sched::linger::Linger;
 use sluice_policy::sched::wakeup::{self, Candidate, Core, Rules};
 
 use crate::clock::monotonic_ns;
@@ -52,8 +48,6 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"sluiceCO");
 pub const MAX_SLOTS: u32 = 1 << 16;
 
 const RUNNING: usize = CACHE_LINE;
-const DRY: usize = RUNNING + 4;
-const TRUST: usize = RUNNING + 8;
 const PENDING: usize = 2 * CACHE_LINE;
 const SLOT: usize = 4 * CACHE_LINE;
 const TAKEN: usize = CACHE_LINE;
@@ -69,7 +63,6 @@ const LEVEL: usize = 16;
 const PRESSING: usize = 20;
 const HAND_OVER: usize = 16;
 const ANY_FAVOURED: usize = 20;
-const SHARED: usize = 24;
 
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
@@ -230,61 +223,6 @@ impl CorePage {
     #[inline(always)]
     pub fn running(&self) -> &AtomicU32 {
         self.word(RUNNING)
-    }
-
-    /// Says whether the page's NFs share the core with what is not on the page. The manager's word.
-    pub fn set_shared(&self, is_shared: bool) {
-        self.word(SHARED).store(u32::from(is_shared), Ordering::Relaxed);
-    }
-
-    /// How long an NF of the core lingers now, in nanoseconds: for no longer than it must where it
-    /// would keep the core from those that are not on the page.
-    #[inline]
-    pub fn linger_ns(&self) -> u64 {
-        let is_shared = self.word(SHARED).load(Ordering::Relaxed) != 0;
-        if is_shared { Linger::LEAST_NS } else { self.linger().length_ns() }
-    }
-
-    /// How far lingering has paid lately on this core. Its NFs write it together.
-    #[inline]
-    pub fn linger(&self) -> Linger {
-        // Relaxed: a hint, as all that is about lingering.
-        Linger::of(self.word(TRUST).load(Ordering::Relaxed))
-    }
-
-    /// Sets [`linger`](Self::linger). Written only if it differs: the line is read all the time.
-    pub fn set_linger(&self, linger: Linger) {
-        let word = self.word(TRUST);
-        if word.load(Ordering::Relaxed) != linger.word() {
-            word.store(linger.word(), Ordering::Relaxed);
-        }
-    }
-
-    /// Counts a gap, in nanoseconds, in which no NF of the core had packets.
-    pub fn count_gap(&self, gap_ns: u64) {
-        self.set_linger(self.linger().after(gap_ns));
-    }
-
-    /// Notes that no NF of the core has had packets since `now_ns`. The first one that wakes with
-    /// packets ends the gap.
-    pub fn begin_gap(&self, now_ns: u64) {
-        // 0 says that there is no note.
-        self.word(DRY).store(((now_ns / 1_000) as u32).max(1), Ordering::Relaxed);
-    }
-
-    /// Counts the gap that was begun, if there is one and slot `me`, which has just woken, has
-    /// packets: the gap ended when they came.
-    pub fn end_gap(&self, me: u32) {
-        let word = self.word(DRY);
-        if word.load(Ordering::Relaxed) == 0 || self.waiting(me) == 0 {
-            return;
-        }
-        let since_us = word.swap(0, Ordering::Relaxed);
-        let gap_us = self.since(me).load(Ordering::Relaxed).wrapping_sub(since_us);
-        // Another NF ended it, or the packets were there before it began.
-        if since_us != 0 && gap_us <= 1 << 31 {
-            self.count_gap(u64::from(gap_us) * 1_000);
-        }
     }
 
     /// Packets ever posted to a slot, modulo 2³². The manager's word.
@@ -1093,49 +1031,10 @@ mod tests {
                 page.choose(Some(me), NOW);
                 page.is_preceded(me);
                 page.has_other(me);
-                page.end_gap(me);
-                assert!(page.linger().length_ns() <= Linger::LONGEST_NS);
                 page.pay(me, u64::from(noise()));
                 assert!(page.waiting(me) <= 1 << 31);
             }
         }
-    }
-
-    #[test]
-    fn a_gap_ends_with_the_first_packets_of_any_slot_and_counts_once() {
-        let page = page(2);
-        let full = Linger::of(u32::MAX);
-        page.set_linger(full);
-        let take = |slot| {
-            page.taken(slot).store(page.posted(slot).load(Ordering::Relaxed), Ordering::Relaxed);
-            page.clear_pending(slot);
-        };
-        post(&page, 1, 1);
-        page.end_gap(1);
-        assert_eq!(page.linger(), full, "none was begun");
-        take(1);
-        page.begin_gap(NOW - 1_000_000);
-        page.end_gap(0);
-        page.end_gap(1);
-        assert_eq!(page.linger(), full, "nothing has come");
-        post(&page, 1, 1);
-        page.end_gap(0);
-        page.end_gap(1);
-        let shaken = full.after(1_000_000);
-        assert!(shaken != full && page.linger() == shaken, "a millisecond");
-        page.end_gap(1);
-        assert_eq!(page.linger(), shaken, "it is counted");
-        // The page's clock wraps in the next one.
-        take(1);
-        page.begin_gap(NOW);
-        page.posted(0).fetch_add(1, Ordering::Relaxed);
-        page.set_pending(0, NOW + 10_000);
-        page.end_gap(0);
-        assert_eq!(page.linger(), shaken.after(10_000));
-        // Packets that came before it began end nothing that could be measured.
-        page.begin_gap(NOW + 20_000);
-        page.end_gap(0);
-        assert_eq!(page.linger(), shaken.after(10_000));
     }
 
     #[test]

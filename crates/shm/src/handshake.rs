@@ -88,8 +88,7 @@ pub struct Welcome {
     pub core: u32,
     /// Whether the NF never sleeps.
     pub poll: bool,
-    /// Longest time for which the NF looks for packets before it sleeps, in nanoseconds; 0: it
-    /// does not. How long it does is learnt ([`crate::core_page::Linger`]).
+    /// Nanoseconds for which the NF goes on looking for work before it sleeps.
     pub linger_ns: u32,
     /// Scale of the clock ([`crate::clock::Clock::with_scale`]), so that the NF need not calibrate.
     pub clock_scale: u64,

@@ -157,12 +157,10 @@ pub enum Counter {
     Gate = 9,
     /// The value of [`Control::Reset`] for which it has cleared its state.
     Reset = 10,
-    /// Nanoseconds for which it looked for packets before it slept.
-    LingerNs = 11,
 }
 
 /// Number of [`Counter`]s.
-pub const COUNTER_COUNT: usize = 12;
+pub const COUNTER_COUNT: usize = 11;
 const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= REQUESTS);
 
 /// What an NF may ask for. Hints: the manager decides, and when. A request is for one flow, by the

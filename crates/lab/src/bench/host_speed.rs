@@ -93,7 +93,7 @@ struct Ball(AtomicU64);
 #[derive(Clone, Copy)]
 struct Moment {
     at: Instant,
-    /// CPU seconds of others on both cores; none if the kernel does not count.
+    /// CPU seconds of others for each core; none if the kernel does not count.
     others_s: Option<f64>,
 }
 
@@ -149,10 +149,12 @@ impl Moment {
     }
 }
 
-/// CPU seconds of other programs and of other guests, on some cores.
+/// CPU seconds of other programs and of other guests, on some cores, for each of them. Interrupts
+/// are left out: they are of no program, and what is measured causes most of them.
 fn others_s(cores: &[usize]) -> Option<f64> {
     let times = CoreTimes::read(cores).ok()?;
-    Some(times.busy_s + times.stolen_s - own_cpu_s()?)
+    let programs_s = times.busy_s - times.softirq_s - times.irq_s - own_cpu_s()?;
+    Some((programs_s + times.stolen_s) / cores.len() as f64)
 }
 
 /// What two pieces of work give, on a core each, at the same time; none if they cannot run there.

@@ -104,6 +104,8 @@ pub struct CoreTimes {
     pub busy_s: f64,
     /// The part of it in soft interrupts, where the kernel forwards.
     pub softirq_s: f64,
+    /// The part of it in other interrupts.
+    pub irq_s: f64,
     /// Time that a hypervisor gave to others, which is no part of it.
     pub stolen_s: f64,
 }
@@ -131,6 +133,7 @@ impl CoreTimes {
             ensure!(ticks.len() >= 8, "/proc/stat has too few numbers of {name}");
             times.busy_s += (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / ticks_per_s;
             times.softirq_s += ticks[6] / ticks_per_s;
+            times.irq_s += ticks[5] / ticks_per_s;
             times.stolen_s += ticks[7] / ticks_per_s;
         }
         Ok(times)
@@ -162,8 +165,8 @@ mod tests {
         let stat =
             "cpu  9 9 9 9 9 9 9 9\ncpu0 100 10 50 900 7 1 39 5 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu10 100 0 0 0 0 0 100 0\nintr 7\n";
         let of = |cores: &[usize]| CoreTimes::parse(stat, cores, 100.0);
-        assert_eq!(of(&[0, 1]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 0.39, stolen_s: 0.05 });
-        assert_eq!(of(&[10]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 1.0, stolen_s: 0.0 });
+        assert_eq!(of(&[0, 1]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 0.39, irq_s: 0.01, stolen_s: 0.05 });
+        assert_eq!(of(&[10]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 1.0, irq_s: 0.0, stolen_s: 0.0 });
         assert!(of(&[2]).unwrap_err().to_string().contains("no cpu2"));
         assert!(CoreTimes::parse("cpu0 1 2\n", &[0], 100.0).unwrap_err().to_string().contains("too few"));
     }

@@ -8,7 +8,6 @@ use rustix::event::epoll;
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 use sluice_shm::clock::monotonic_ns;
-use sluice_shm::core_page::Linger;
 use sluice_shm::handshake::{self, Welcome};
 
 use super::act::offence;
@@ -24,6 +23,9 @@ use sluice_dataplane::handle::NfHandle;
 use sluice_host::affinity::{self, AffinityError};
 use sluice_host::attach;
 use sluice_host::process;
+
+/// Time that an NF polls for packets before it sleeps, in nanoseconds.
+const LINGER_NS: u32 = 3_000;
 
 /// Whether an NF waits for a process.
 fn may_come(nf: &Nf) -> Result<(), String> {
@@ -269,7 +271,7 @@ impl Supervisor {
             name: handle.name.clone(),
             core: handle.core as u32,
             poll: handle.poll,
-            linger_ns: if self.config.sched.handover { Linger::LONGEST_NS as u32 } else { 0 },
+            linger_ns: if self.config.sched.handover { LINGER_NS } else { 0 },
             clock_scale: self.plane.clock().scale_raw(),
             ports: self.port_names(),
             services: self.service_names(),

@@ -50,7 +50,7 @@ impl Supervisor {
                 }
                 let cpu = &nf.counted.cpu;
                 let packet_ns = nf.handle.as_ref()?.load.service_ns.get();
-                nfs.push(Measured { service, core: nf.core, used: cpu.working_percent() / 100.0, pps: cpu.pps(), packet_ns });
+                nfs.push(Measured { service, core: nf.core, used: cpu.percent() / 100.0, pps: cpu.pps(), packet_ns });
             }
         }
         let saving = saving(chain.services.len(), &nfs)?;

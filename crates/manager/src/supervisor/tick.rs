@@ -92,7 +92,7 @@ impl Supervisor {
             if left == 0 {
                 return false;
             }
-            let looked = nf.counted.cpu.sample(now, nf.handle.as_deref());
+            let looked = nf.counted.cpu.sample(now, || nf.handle.as_deref().map_or(0, |handle| handle.posted_returned().1));
             left -= usize::from(looked);
             if let (true, Some(foreign), Some(handle), Some(used)) = (looked, &mut nf.foreign, &nf.handle, nf.counted.cpu.last_ns())
             {

@@ -334,20 +334,6 @@ impl Nf<'_> {
             .collect()
     }
 
-    /// Waits for the next returned packet. Wakes the NF as the manager does: when packets wait for
-    /// it and no NF has the core.
-    pub fn one_in_turn(&mut self) -> Back {
-        wait_for("a packet whose wake is not lost", || {
-            let core = &self.manager.core;
-            let is_free = core.running().load(Ordering::Relaxed) == 0;
-            if is_free && core.is_pending(self.slot) && core.pass_to(self.slot, 0) {
-                core.wake(self.slot);
-            }
-            (self.tx.available().unwrap() > 0).then_some(())
-        });
-        self.one()
-    }
-
     /// Starts again with the first frame: all have come back.
     pub fn reuse_frames(&mut self) {
         self.frame = FIRST_FRAME + self.slot * 128;

@@ -6,10 +6,9 @@
 //!
 //! # Terms and units
 //! *Asked*: arrival rate × cost of a packet, in cores, including packets refused at an entry.
-//! *Used*: CPU time of its process over time, in cores, without the time for which it looked for
-//! packets before it slept ([`linger`](crate::sched::linger)). The kernel charges a process from
-//! the moment at which it chooses it until it chooses another, so *used* includes the switch to it,
-//! its way out of sleep and back, and the wake-up of its neighbour.
+//! *Used*: CPU time of its process over time, in cores. The kernel charges a process from the
+//! moment at which it chooses it until it chooses another, so *used* includes the switch to it, its
+//! way out of sleep and back, and the wake-up of its neighbour.
 //!
 //! # Approach
 //! The load is the larger one. If an NF gets less of its core than it wants, *used* is too small;
@@ -28,7 +27,7 @@ pub struct Measured {
     pub arrival_pps: f64,
     /// Cost of a packet, in nanoseconds; 0 until known.
     pub cost_ns: f64,
-    /// CPU time used, without lingering, in cores; 0 until known.
+    /// CPU time used, in cores; 0 until known.
     pub used: f64,
     /// Whether it polls, and so never sleeps.
     pub polls: bool,

@@ -10,7 +10,6 @@
 //! | [`backpressure`] | which chains are refused at entry, which NFs yield | each 1 ms or faster |
 //! | [`priority`] | what weight and position do to share and order | when a flow is assigned |
 //! | [`wakeup`] | which NF of a core runs next | each time that a core is free |
-//! | [`linger`] | how long does an NF look for packets before a sleep | when it has none |
 //! | [`threshold`] | is a sleeping NF started for waiting packets | each burst, and by its timer |
 //! | [`workflow`] | which NF that does not cooperate has the core | at each look at the rings |
 //! | [`ecn`] | is a packet marked, so that its sender slows down | each burst |
@@ -21,7 +20,6 @@
 pub mod backpressure;
 pub mod cost;
 pub mod ecn;
-pub mod linger;
 pub mod priority;
 pub mod reserve;
 pub mod threshold;

@@ -95,7 +95,8 @@ pub enum Follows {
     /// A rate of work: at most in proportion to it, and not at all where the rate was given or
     /// something else is the limit.
     Speed,
-    /// A time: at most in inverse proportion, and not at all where a timer ends it.
+    /// A time, or a rate of losses: at most in inverse proportion, and not at all where a timer ends
+    /// it.
     Slowness,
     /// Ratios, of which both sides change, and counts.
     Nothing,
@@ -106,6 +107,8 @@ impl Follows {
         let name = metric.split('.').next().unwrap_or(metric);
         let has = |units: &[&str]| units.iter().any(|unit| name.contains(unit));
         match () {
+            // Of packets that are lost: a slower host loses more.
+            () if has(&["_pps"]) && better(metric) == Some(Better::Less) => Self::Slowness,
             () if has(&["_pps", "_bps", "_per_s", "_per_cpu_s"]) => Self::Speed,
             () if has(&["_ns", "_us", "_ms"]) || name.ends_with("_s") => Self::Slowness,
             () => Self::Nothing,
@@ -135,6 +138,8 @@ mod tests {
             ("tcp_bps", Follows::Speed),
             ("requests_per_s", Follows::Speed),
             ("delivered_per_cpu_s", Follows::Speed),
+            ("drop_pps.no_rule", Follows::Slowness),
+            ("wasted_pps", Follows::Slowness),
             ("latency_ns_p99", Follows::Slowness),
             ("nf_ns_per_packet", Follows::Slowness),
             ("solve_s", Follows::Slowness),

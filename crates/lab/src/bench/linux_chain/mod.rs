@@ -324,7 +324,7 @@ mod tests {
             at: now + Duration::from_secs(s),
             sent,
             received,
-            cores: CoreTimes { busy_s, softirq_s: busy_s / 2.0, stolen_s: 0.0 },
+            cores: CoreTimes { busy_s, softirq_s: busy_s / 2.0, irq_s: 0.0, stolen_s: 0.0 },
         };
         let out = sample(&reading(0, 100, 50, 1.0), &reading(2, 500, 350, 2.0));
         let want = [

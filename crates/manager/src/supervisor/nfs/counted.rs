@@ -161,20 +161,9 @@ pub(crate) struct CpuMeter {
     clocks: HashMap<Pid, (CpuClock, u64)>,
     /// What they have all used since the start, with those that have ended.
     used: u64,
-    last: Option<Reading>,
+    last: Option<(Instant, u64, u64)>,
     percent: f64,
-    working_percent: f64,
     pps: f64,
-}
-
-/// When a process was sampled, what CPU time it had used by then, for how much of that it says that
-/// it looked for packets before it slept, and the packets that it had returned.
-#[derive(Debug, Clone, Copy)]
-struct Reading {
-    at: Instant,
-    used_ns: u64,
-    lingered_ns: u64,
-    returned: u64,
 }
 
 impl CpuMeter {
@@ -193,12 +182,6 @@ impl CpuMeter {
         self.percent
     }
 
-    /// The same, without the time for which it looked for packets before it slept. It says itself
-    /// how long that was.
-    pub(crate) fn working_percent(&self) -> f64 {
-        self.working_percent
-    }
-
     /// Packets per second that it returned in the same period.
     pub(crate) fn pps(&self) -> f64 {
         self.pps
@@ -206,7 +189,7 @@ impl CpuMeter {
 
     /// CPU time at the last sample, in nanoseconds.
     pub(crate) fn last_ns(&self) -> Option<u64> {
-        self.last.map(|last| last.used_ns)
+        self.last.map(|(_, used, _)| used)
     }
 
     /// Reads the clocks of all present processes.
@@ -230,56 +213,23 @@ impl CpuMeter {
         Some(self.used)
     }
 
-    /// Takes a sample if it is time to, and returns whether it did.
-    pub(crate) fn sample(&mut self, now: Instant, handle: Option<&NfHandle>) -> bool {
+    /// Takes a sample if it is time to, and returns whether it did. `returned`: the packets that it
+    /// has returned so far.
+    pub(crate) fn sample(&mut self, now: Instant, returned: impl FnOnce() -> u64) -> bool {
         if self.clock.is_none() && self.members.is_none() {
             return false;
         }
-        if self.last.is_some_and(|last| ((now - last.at).as_nanos() as u64) < CPU_EVERY_NS) {
+        if self.last.is_some_and(|(at, ..)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
             return false;
         }
-        let Some(used_ns) = self.used() else { return true };
-        // Relaxed: a statistic.
-        let lingered = |handle: &NfHandle| handle.region.page.counter(Counter::LingerNs).load(Ordering::Relaxed);
-        let returned = handle.map_or(0, |handle| handle.posted_returned().1);
-        self.read(Reading { at: now, used_ns, lingered_ns: handle.map_or(0, lingered), returned });
-        true
-    }
-
-    /// Measures the period from the last reading to this one.
-    fn read(&mut self, now: Reading) {
-        if let Some(last) = self.last.replace(now) {
-            let passed_ns = (now.at - last.at).as_nanos().max(1) as f64;
-            let used_ns = now.used_ns.saturating_sub(last.used_ns);
-            let working_ns = used_ns.saturating_sub(now.lingered_ns.saturating_sub(last.lingered_ns));
-            self.percent = used_ns as f64 * 100.0 / passed_ns;
-            self.working_percent = working_ns as f64 * 100.0 / passed_ns;
-            self.pps = now.returned.saturating_sub(last.returned) as f64 * 1e9 / passed_ns;
+        let Some(used) = self.used() else { return true };
+        let returned = returned();
+        if let Some((at, used_before, returned_before)) = self.last {
+            let passed_ns = (now - at).as_nanos().max(1) as f64;
+            self.percent = used.saturating_sub(used_before) as f64 * 100.0 / passed_ns;
+            self.pps = returned.saturating_sub(returned_before) as f64 * 1e9 / passed_ns;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_process_does_not_work_while_it_looks_for_packets() {
-        let began = Instant::now();
-        let mut meter = CpuMeter::default();
-        let mut read = |at_ms, used_ms: u64, lingered_ms: u64, returned| {
-            let at = began + Duration::from_millis(at_ms);
-            let [used_ns, lingered_ns] = [used_ms, lingered_ms].map(|ms| ms * 1_000_000);
-            meter.read(Reading { at, used_ns, lingered_ns, returned });
-            [meter.percent(), meter.working_percent(), meter.pps()].map(f64::round)
-        };
-        assert_eq!(read(0, 100, 50, 10), [0.0; 3], "not known yet");
-        assert_eq!(read(1_000, 700, 450, 110), [60.0, 20.0, 100.0]);
-        assert_eq!(read(2_000, 800, 450, 110), [10.0, 10.0, 0.0]);
-        // It may claim anything.
-        assert_eq!(read(3_000, 900, u64::MAX / 1_000_000, 110), [10.0, 0.0, 0.0]);
-        assert_eq!(read(4_000, 1_000, 0, 110), [10.0, 10.0, 0.0]);
+        self.last = Some((now, used, returned));
+        true
     }
 }
