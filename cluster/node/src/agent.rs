@@ -17,6 +17,7 @@ use sluice_api::config::Config;
 use sluice_api::promise::Promises;
 use sluice_cluster_types::{Has, NodePlanSpec, Use};
 use sluice_slo::assignment::Assignment;
+use sluice_slo::placement::Instance;
 use tracing::warn;
 
 use crate::daemon::{Daemon, DaemonError};
@@ -204,7 +205,9 @@ impl<D: Daemon> Agent<D> {
 
     fn take_over(&mut self, plan: &NodePlanSpec, in_force: Option<&Assignment>, now: Instant) -> Result<(), DaemonError> {
         let base = self.base()?;
-        size::check(&plan.server.shape, &base, self.memory_mib).map_err(refused)?;
+        if self.is_more(plan) {
+            size::check(&plan.server.shape, &base, self.memory_mib).map_err(refused)?;
+        }
         let all = merged(&base, plan, self.applied.as_ref()).map_err(refused)?;
         let exact = merged(&base, plan, None).map_err(refused)?;
         let before = self.between.take();
@@ -222,6 +225,15 @@ impl<D: Daemon> Agent<D> {
         }
         self.notes = self.place(assignment(plan), in_force)?;
         if all == exact { Ok(()) } else { self.apply(&exact) }
+    }
+
+    /// Whether a plan has what the node does not run. One without instances counts as more where
+    /// there are none: nothing is to come then.
+    fn is_more(&self, plan: &NodePlanSpec) -> bool {
+        let had = self.applied.as_ref().map(|applied| applied.server.instances.as_slice()).unwrap_or_default();
+        let has = |one: &Instance| had.iter().any(|before| (&before.slo, before.number) == (&one.slo, one.number));
+        let instances = &plan.server.instances;
+        if instances.is_empty() { had.is_empty() } else { !instances.iter().all(has) }
     }
 
     /// Has the daemon keep the old plan as a whole again.

@@ -7,7 +7,8 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Error;
 use sluice_access::{Faults, beat, denied};
-use sluice_cluster_plan::World;
+use sluice_cluster_plan::pods::{self, Decision};
+use sluice_cluster_plan::{Key, Pod, World};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::warn;
 
@@ -24,19 +25,23 @@ pub fn deny_plan(world: &mut World, name: &str, error: &Error) {
 
 /// Notes whether the API server refuses what was decided about a pod. Returns whether that is news.
 pub fn note_pod(world: &mut World, job: &Job, done: &Outcome) -> bool {
-    let World { denied_pods, pods, .. } = world;
-    denied_pods.retain(|key, _| pods.contains_key(key));
     let Job::Pod(key) = job else { return false };
-    let why = done.as_ref().err().and_then(|error| denied(error, MANAGER));
-    // A failure that passes says nothing of that.
-    if (done.is_err() && why.is_none()) || denied_pods.get(key) == why.as_ref() {
-        return false;
-    }
-    match why {
-        Some(why) => drop(denied_pods.insert(key.clone(), why)),
-        None => drop(denied_pods.remove(key)),
-    }
-    true
+    let Err(error) = done else { return world.denied_pods.remove(key).is_some() };
+    // Other failures pass, and say nothing of that.
+    let Some(why) = denied(error, MANAGER) else { return false };
+    let Some(slo) = slo_of(world, key) else { return false };
+    let denied = (slo, why);
+    world.denied_pods.insert(key.clone(), denied.clone()) != Some(denied)
+}
+
+/// The SLO of a pod that is there, or is to be made.
+fn slo_of(world: &World, key: &Key) -> Option<Key> {
+    let made = |decision: Decision| match decision {
+        Decision::Create(new) if new.pod == *key => Some(Key::new(&key.namespace, &new.slo)),
+        _ => None,
+    };
+    let of = |pod: &Pod| Key::new(&key.namespace, &pod.slo);
+    world.pods.get(key).map(of).or_else(|| pods::bind(world).into_iter().find_map(made))
 }
 
 /// Has each fault be an event.

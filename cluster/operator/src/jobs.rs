@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use kube::Error;
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
-use sluice_cluster_plan::Key;
+use sluice_cluster_plan::{Key, Pod};
 use tokio::task::JoinSet;
 
 use crate::backoff::{Backoff, Failure};
@@ -75,6 +75,9 @@ pub struct Jobs {
     /// The same of everything else, once nothing is under way.
     pub rest_left: bool,
     pub pauses: Backoff<Job>,
+    /// Pods that ended, and so were deleted to be made anew: those that end again and again are
+    /// made less and less often.
+    pub ended: Backoff<Job>,
     /// When the last round began: a pause that has ended since then is news.
     pub looked: Instant,
 }
@@ -83,7 +86,8 @@ impl Jobs {
     pub fn new(most: usize) -> Self {
         let under_way = JoinSet::new();
         let (busy, todo, pauses) = (BTreeSet::new(), BTreeMap::new(), Backoff::default());
-        Self { most, under_way, busy, todo, pods_left: false, rest_left: false, pauses, looked: Instant::now() }
+        let ended = Backoff::default();
+        Self { most, under_way, busy, todo, pods_left: false, rest_left: false, pauses, ended, looked: Instant::now() }
     }
 
     pub fn is_busy(&self, job: &Job) -> bool {
@@ -116,7 +120,7 @@ impl Jobs {
 
     fn add(&mut self, mut todo: BTreeMap<Job, Work>) {
         let now = Instant::now();
-        todo.retain(|job, _| !self.busy.contains(job) && self.pauses.may(job, now));
+        todo.retain(|job, _| !self.busy.contains(job) && self.pauses.may(job, now) && self.ended.may(job, now));
         self.todo.append(&mut todo);
     }
 
@@ -149,6 +153,24 @@ impl Jobs {
             None => self.pauses.end(job),
             Some(failure) => self.pauses.fail(job.clone(), failure, Instant::now()),
         }
+    }
+
+    /// Has a pod wait that was made, or has ended and was deleted to be made anew. `pod` is it as
+    /// it was.
+    pub fn pause_made(&mut self, job: &Job, pod: Option<&Pod>, done: &Outcome) {
+        let now = Instant::now();
+        if done.is_ok() && pod.and_then(|pod| pod.made.as_ref()).is_some_and(|made| made.has_ended) {
+            self.ended.fail(job.clone(), Failure::Refused, now);
+        }
+        // The watch brings what was made, and until then it is not made again.
+        if pod.is_none() && matches!(done, Ok(Some(_))) {
+            self.pauses.fail(job.clone(), Failure::Away, now);
+        }
+    }
+
+    /// When the next pause ends that has not ended by `since`.
+    pub fn next_pause(&self, since: Instant) -> Option<Instant> {
+        [self.pauses.next(since), self.ended.next(since)].into_iter().flatten().min()
     }
 
     /// Whether pods that were left out can be decided now that this has ended.
@@ -196,6 +218,28 @@ mod tests {
         jobs.plan_rest(both());
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("bad")]);
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_ends_again_and_again_waits_also_when_it_is_another_one() {
+        let mut jobs = Jobs::new(1);
+        let pod = Job::Pod(Key::new("t", "p"));
+        let since = Instant::now();
+        let lasts = |jobs: &mut Jobs| {
+            jobs.ended.fail(pod.clone(), Failure::Refused, since);
+            jobs.pauses.end(&pod);
+            jobs.plan_pods([(pod.clone(), failing())].into(), false);
+            jobs.start();
+            assert!(!jobs.is_busy(&pod), "it waits");
+            jobs.next_pause(since).unwrap().duration_since(since)
+        };
+        // So long that no test passes it.
+        let first: Vec<_> = (0..20).map(|_| lasts(&mut jobs)).collect();
+        assert!(first[0] < first[1] && first[18] == first[19], "{first:?}");
+        jobs.ended.end(&pod);
+        jobs.plan_pods([(pod.clone(), failing())].into(), false);
+        jobs.start();
+        assert!(jobs.is_busy(&pod), "one that was ready does not");
     }
 
     #[tokio::test]

@@ -139,7 +139,7 @@ pub fn of_pod<T>(decision: &Decision, done: &Result<Option<T>, Error>) -> Option
             "Place",
             "no plan has an instance for it any more; what made it can make another, which waits at the gate",
         )),
-        (Err(Error::Api(status)), Decision::Create(new)) if status.code == 409 => {
+        (Err(Error::Api(status)), Decision::Create(new)) if status.reason == "AlreadyExists" => {
             let note = format!("another pod has the name {}, by which the operator would make one: delete it", new.pod.name);
             Some(News::bad("PodRefused", "Place", note))
         }

@@ -172,6 +172,7 @@ impl Operator {
                 // What was decided is the next holder's to decide, and nothing is waited for.
                 self.jobs.stop();
                 self.jobs.pauses.clear();
+                self.jobs.ended.clear();
                 continue;
             };
             if self.term != Some(held.term) {
@@ -219,6 +220,11 @@ impl Operator {
         let is_new = self.lists.take(&mut self.world, change);
         if is_new {
             self.jobs.pauses.end(&job);
+        }
+        if let Job::Pod(key) = &job
+            && self.world.pods.get(key).and_then(|pod| pod.made.as_ref()).is_some_and(|made| made.is_ready)
+        {
+            self.jobs.ended.end(&job);
         }
         // Somebody else has written the status, or an old request that came late.
         let is_other = !is_new && before != self.status_of(&job);
@@ -269,7 +275,7 @@ impl Operator {
         let is_asked = self.term.is_some() && self.jobs.pauses.may(&Job::Leases, now);
         let silent = self.lists.agents.deadline().filter(|_| is_asked);
         // A pause may have ended while the round's plans were written, so that they were left out.
-        let paused = self.jobs.pauses.next(if may_round { self.jobs.looked } else { now });
+        let paused = self.jobs.next_pause(if may_round { self.jobs.looked } else { now });
         let others = [silent, paused].into_iter().flatten().map(|end| end.saturating_duration_since(now));
         let search = optimiser.deadline(&self.memo, since).map(|end| end.saturating_sub(since));
         let longest = others.chain(planned).chain(search).min().unwrap_or(Duration::from_secs(3600));
@@ -563,6 +569,8 @@ impl Operator {
     /// As [`Operator::follow`], of pods alone.
     fn follow_pods(&mut self) {
         let (todo, are_left) = self.decided();
+        let World { denied_pods, pods, .. } = &mut self.world;
+        denied_pods.retain(|key, _| pods.contains_key(key) || todo.contains_key(&Job::Pod(key.clone())));
         self.jobs.plan_pods(todo, are_left);
         self.start();
     }
@@ -648,6 +656,7 @@ impl Operator {
         let failure = done.as_ref().err().map(Failure::of);
         self.jobs.end(&job, failure);
         if let Job::Pod(key) = &job {
+            self.jobs.pause_made(&job, self.world.pods.get(key), &done);
             // What has failed may be carried out yet, unless it was a fence, which is to succeed.
             let is_unsure = match &done {
                 Ok(_) => false,

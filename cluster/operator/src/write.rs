@@ -177,7 +177,7 @@ async fn create(api: &Api<KubePod>, new: &NewPod) -> Result<KubePod, Error> {
     let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
     match api.create(&params, &body).await {
         // It was made before, by a request without an answer, or by another operator.
-        Err(error) if is_conflict(&error) => {
+        Err(error) if matches!(&error, Error::Api(status) if status.reason == "AlreadyExists") => {
             let there = api.get_opt(&new.pod.name).await?;
             there.filter(|pod| pod::made(pod).is_some_and(|made| made.owner == new.owner)).ok_or(error)
         }

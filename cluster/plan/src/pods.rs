@@ -164,6 +164,9 @@ impl<'a> Found<'a> {
 
     /// Takes a pod that the operator has made.
     fn made(&mut self, images: &Images<'_>, key: &'a Key, pod: &'a Pod, made: &'a Made, slo: String) {
+        if pod.refused.is_some() {
+            self.whys.insert(key, None);
+        }
         let place = pod.instance.map(|number| (slo, pod.function.clone(), number));
         let fate = place.as_ref().map_or(Fate::Gone, |place| images.fate(place, pod, made));
         match (fate, place) {

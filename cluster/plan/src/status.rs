@@ -95,9 +95,9 @@ fn of_chain(world: &World, memo: &Memo, owners: &HashMap<(&str, &str), &Key>, ke
 
 /// Why pods cannot be placed, by their SLOs.
 fn denied_pods(world: &World) -> BTreeMap<Key, &str> {
-    let living = world.denied_pods.iter().filter_map(|(key, why)| Some((key, world.pods.get(key)?, why)));
-    let living = living.filter(|(_, pod, _)| !pod.is_ending);
-    living.map(|(key, pod, why)| (Key::new(&key.namespace, &pod.slo), why.as_str())).collect()
+    let is_ending = |key: &Key| world.pods.get(key).is_some_and(|pod| pod.is_ending);
+    let living = world.denied_pods.iter().filter(|(key, _)| !is_ending(key));
+    living.map(|(_, (slo, why))| (slo.clone(), why.as_str())).collect()
 }
 
 /// Why SLOs that have no plan may not get one.
@@ -137,10 +137,11 @@ fn rolled_out(on: &[(&NodePlan, &PlannedFunction)], nodes: i64, current: i64, fa
     let refusing = on.iter().find_map(|(plan, _)| Some((&plan.spec.server.name, refusal(plan)?)));
     match refusing {
         None if nodes == 0 => State::new(ROLLED_OUT, Some(true), "Unused", "no node runs it"),
-        None if current == nodes && far.pods.is_some_and(|pods| pods.old > 0) => {
-            let waits = |key: &Key| format!("; the pod {key} is waited for, which is not ready: kubectl describe pod says why");
-            let (old, waits) = far.pods.map(|pods| (pods.old, pods.waits.map(waits).unwrap_or_default())).unwrap_or_default();
-            State::new(ROLLED_OUT, Some(false), "Rolling", format!("{old} pods are of what it was before{waits}"))
+        None if current == nodes && far.pods.is_some_and(|pods| pods.old > 0 || pods.waits.is_some()) => {
+            let waits = |key: &Key| format!("the pod {key} is waited for, which is not ready: kubectl describe pod says why");
+            let old = far.pods.filter(|pods| pods.old > 0).map(|pods| format!("{} pods are of what it was before", pods.old));
+            let said: Vec<String> = old.into_iter().chain(far.pods.and_then(|pods| pods.waits).map(waits)).collect();
+            State::new(ROLLED_OUT, Some(false), "Rolling", said.join("; "))
         }
         None if current == nodes => State::new(ROLLED_OUT, Some(true), "Current", format!("all {nodes} nodes run it as it is")),
         None => {

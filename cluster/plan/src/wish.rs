@@ -13,6 +13,9 @@ use sluice_slo::slo::{Promise, Slo as Terms, Workload};
 
 use crate::world::{Key, World};
 
+/// Longest value of a label, in letters.
+const LABEL: usize = 63;
+
 /// Why something is not as it should be: a word for programs, and what to do for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Why {
@@ -149,9 +152,23 @@ pub fn functions<'a>(world: &'a World, namespace: &str, services: &[String]) -> 
             let message = format!("there is no NetworkFunction \"{service}\" in {namespace}: make it, or name another in services");
             Why::new("NoFunction", message)
         };
-        world.functions.get_key_value(&Key::new(namespace, service)).ok_or_else(missing)
+        let found = world.functions.get_key_value(&Key::new(namespace, service)).ok_or_else(missing)?;
+        if found.1.spec.image.is_some() {
+            label("NF", service)?;
+        }
+        Ok(found)
     };
     services.iter().map(find).collect()
+}
+
+/// Pods of an image have the names of their SLO and NF as labels.
+fn label(what: &str, name: &str) -> Result<(), Why> {
+    if name.len() <= LABEL {
+        return Ok(());
+    }
+    let message =
+        format!("the pods of the {what} \"{name}\" have its name as a label, of at most {LABEL} letters: choose a shorter one");
+    Err(Why::new("Invalid", message))
 }
 
 /// The services of an SLO's chain, and its way. An SLO of an NF has a chain by itself.
@@ -200,6 +217,9 @@ impl<'a> Wish<'a> {
         let namespace = key.namespace.as_str();
         let (services, way) = chain(world, owners, key, slo)?;
         let functions = functions(world, namespace, services)?;
+        if functions.iter().any(|(_, function)| function.spec.image.is_some()) {
+            label("SLO", &key.name)?;
+        }
         let promise = slo.spec.promise().ok_or_else(|| Why::new("Invalid", "write one of reserved and onDemand"))?;
         let traffic = slo.spec.traffic.clone().unwrap_or_default();
         let profiled = workload(functions.iter().map(|(_, function)| function.profiled_as().to_string()).collect());

@@ -98,7 +98,7 @@ pub struct World {
     pub pods: BTreeMap<Key, Pod>,
     /// Why the API server does not take a node's plan, in words that say what to do.
     pub denied_plans: BTreeMap<String, String>,
-    /// The same of what was decided about a pod.
-    pub denied_pods: BTreeMap<Key, String>,
+    /// The same of what was decided about a pod, with its SLO; also of one that cannot be made.
+    pub denied_pods: BTreeMap<Key, (Key, String)>,
     pub epoch: u64,
 }

@@ -53,11 +53,15 @@ fn what_the_api_server_denies_is_in_the_status() {
     cluster.world.denied_plans.clear();
     let pod = Pod { slo: "web".into(), function: "nat".into(), is_gated: true, ..Pod::default() };
     cluster.world.pods.insert(Key::new("t", "p"), pod);
-    cluster.world.denied_pods.insert(Key::new("t", "p"), "op may not patch pods".into());
+    cluster.world.denied_pods.insert(Key::new("t", "p"), (Key::new("t", "web"), "op may not patch pods".into()));
     let status = cluster.status("web");
     assert_eq!((status.state.as_str(), status.conditions[1].reason.as_str()), ("degraded", "PodsDenied"));
     assert_eq!(status.why, "its pods cannot be placed: op may not patch pods");
+    cluster.world.pods.get_mut(&Key::new("t", "p")).unwrap().is_ending = true;
+    assert_eq!(cluster.said("web"), ("kept".into(), "Placed".into()), "nothing is to be done with it any more");
     cluster.world.pods.clear();
+    assert_eq!(cluster.status("web").conditions[1].reason, "PodsDenied", "it cannot be made");
+    cluster.world.denied_pods.clear();
     assert_eq!(cluster.said("web"), ("kept".into(), "Placed".into()));
 }
 

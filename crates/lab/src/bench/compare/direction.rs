@@ -95,8 +95,8 @@ pub enum Follows {
     /// A rate of work: at most in proportion to it, and not at all where the rate was given or
     /// something else is the limit.
     Speed,
-    /// A time, or a rate of losses: at most in inverse proportion, and not at all where a timer ends
-    /// it.
+    /// A time, or a rate of losses: at most in inverse proportion, and not at all where a timer
+    /// ends it.
     Slowness,
     /// Ratios, of which both sides change, and counts.
     Nothing,
