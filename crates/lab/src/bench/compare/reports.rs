@@ -74,7 +74,7 @@ impl VariantChange {
     fn of(variant: &Variant, before: &Summary, after: &Summary) -> Option<Self> {
         let change = Some((after.median / before.median).ln()).filter(|change| change.is_finite())?;
         let enough = before.samples.len() >= FEWEST_RUNS && after.samples.len() >= FEWEST_RUNS;
-        let is_apart = enough.then(|| before.max < after.min || after.max < before.min);
+        let is_apart = enough.then_some(before.max < after.min || after.max < before.min);
         let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
         Some(Self { variant: variant.label(&keys), change, is_apart })
     }
