@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use sluice_api::client::Client;
+use sluice_api::ErrorKind;
+use sluice_api::client::{Client, ClientError};
 use sluice_api::model::{Chain, Memory, Nf, Port, Stats};
 use sluice_host::process::Proc;
 use sluice_host::record::Record;
@@ -271,7 +272,15 @@ impl Daemon {
 
     /// Its counters. Remembers the processes of NFs, for checks that they are gone.
     pub fn stats(&mut self) -> Stats {
-        let stats = self.client().stats().unwrap_or_else(|error| panic!("{error}\n{}", self.log()));
+        let until = Instant::now() + PATIENCE;
+        let stats = loop {
+            match self.client().stats() {
+                Ok(stats) => break stats,
+                // It is said to try again: the host may be busy.
+                Err(ClientError::Api(error)) if error.kind == ErrorKind::Timeout && Instant::now() < until => {}
+                Err(error) => panic!("{error}\n{}", self.log()),
+            }
+        };
         self.seen.extend(stats.nfs.iter().filter_map(|nf| nf.pid));
         stats
     }
