@@ -12,8 +12,9 @@ use crate::fault::{Asked, Fault, right};
 
 /// What lasts is said again after this time.
 const AGAIN: Duration = Duration::from_secs(600);
-/// A fault that no request has met for this long is forgotten: what fails is tried again each
-/// minute at least.
+/// A fault that no request has met for this long is forgotten. What is read or written again and
+/// again meets it each minute at least; events, evictions and deletions may not, so their faults
+/// can be forgotten while they last.
 const FORGET: Duration = Duration::from_secs(180);
 
 #[derive(Debug)]

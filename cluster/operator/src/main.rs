@@ -36,7 +36,7 @@ struct Cli {
 enum Command {
     /// Plan until stopped. The API server is that of the pod, or of $KUBECONFIG.
     Run(RunArgs),
-    /// See whether an operator is at work and may do what it has to: a probe of its pod.
+    /// See whether an operator runs and may do what it has to: a probe of its pod.
     Ready {
         /// The file that it writes.
         #[arg(long, value_name = "FILE")]
