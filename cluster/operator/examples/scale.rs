@@ -9,8 +9,9 @@
 //! once; memory and CPU of the operator.
 //!
 //! Ends with 1 if something is wrong, however long it has taken: so `--scale 50 250` is a test. An
-//! SLO says why it is not kept, also after its node was lost; nothing else moves then; no instance
-//! is in two plans, none is without its SLO, and each pod is where the plan has its instance.
+//! SLO says why it is not kept, also after its node was lost; nothing else moves then, and of what
+//! an SLO has elsewhere only that stops which it no longer needs; no instance is in two plans, none
+//! is without its SLO, and each pod is where the plan has its instance.
 
 #[path = "scale/mix.rs"]
 mod mix;
@@ -49,6 +50,8 @@ const REST: Duration = Duration::from_secs(3);
 const CALM: Duration = Duration::from_secs(12);
 /// Time for which nothing changes.
 const IDLE: Duration = Duration::from_secs(60);
+/// Packets per second are equal if they differ by less than this part.
+const EPSILON: f64 = 1e-9;
 
 #[tokio::main]
 async fn main() {
@@ -112,7 +115,8 @@ struct Seen {
     slos: BTreeMap<Key, SloStatus>,
     /// The states that each SLO has had since this was emptied.
     had: BTreeMap<Key, BTreeSet<String>>,
-    plans: BTreeMap<String, BTreeSet<Instance>>,
+    /// Instances of each node, and packets per second that each can carry.
+    plans: BTreeMap<String, BTreeMap<Instance, f64>>,
     /// Pods that are bound, and are not going: the instance and the node of each.
     pods: BTreeMap<Key, (Instance, String)>,
 }
@@ -132,16 +136,23 @@ impl Seen {
         self.slos.get(&Key::new(namespace, name))
     }
 
+    /// Whether the instances of an SLO carry what it promises. Then others of it may stop: what
+    /// replaces a lost one can be larger.
+    fn has_enough(&self, on_node: &str) -> bool {
+        let has = self.plans.values().flatten().filter(|((slo, _), _)| slo == on_node).map(|(_, pps)| pps).sum::<f64>();
+        mix::promised(on_node).is_some_and(|pps| has >= pps * (1.0 - EPSILON))
+    }
+
     /// Pods on nodes whose plans do not have their instances.
     fn astray(&self) -> Vec<&Key> {
-        let is_planned = |(instance, node): &(Instance, String)| self.plans.get(node).is_some_and(|has| has.contains(instance));
+        let is_planned = |(instance, node): &(Instance, String)| self.plans.get(node).is_some_and(|has| has.contains_key(instance));
         self.pods.iter().filter(|(_, pod)| !is_planned(pod)).map(|(key, _)| key).collect()
     }
 
     /// What is in two plans, in a plan without its SLO, or kept without a plan.
     fn broken(&self) -> Vec<String> {
         let (mut wrong, mut on) = (Vec::new(), BTreeMap::<&Instance, &String>::new());
-        for (node, instance) in self.plans.iter().flat_map(|(node, all)| all.iter().map(move |one| (node, one))) {
+        for (node, instance) in self.plans.iter().flat_map(|(node, all)| all.keys().map(move |one| (node, one))) {
             if let Some(other) = on.insert(instance, node) {
                 wrong.push(format!("{instance:?} is on {other} and {node}"));
             }
@@ -175,7 +186,7 @@ impl Mirror {
         });
         mirror.follow(client, |seen: &mut Seen, key, plan: Option<NodePlan>| match plan {
             Some(plan) => {
-                let all = plan.spec.server.instances.into_iter().map(|one| (one.slo, one.number)).collect();
+                let all = plan.spec.server.instances.into_iter().map(|one| ((one.slo, one.number), one.capacity_pps)).collect();
                 seen.plans.insert(key.name, all);
             }
             None => drop(seen.plans.remove(&key.name)),
@@ -194,7 +205,7 @@ impl Mirror {
             .flat_map(|i| mix::pods(i).map(move |(pod, _)| (name::on_node(&tenant(i), &mix::name(i)), Key::new(&tenant(i), &pod))))
             .collect();
         let are_bound = |seen: &Seen| {
-            let is_placed = |slo: &str| seen.plans.values().flatten().any(|(placed, _)| placed == slo);
+            let is_placed = |slo: &str| seen.plans.values().flatten().any(|((placed, _), _)| placed == slo);
             seen.astray().is_empty() && pods.iter().all(|(slo, pod)| seen.pods.contains_key(pod) || !is_placed(slo))
         };
         self.wait("pods are bound", are_bound).await;
@@ -309,7 +320,7 @@ async fn probe(client: &Client, mirror: &Mirror, i: usize) -> (Duration, Duratio
     Api::<ServiceChain>::namespaced(client.clone(), namespace).delete(name, &at_once).await.unwrap();
     let on_node = name::on_node(namespace, name);
     let is_gone = |seen: &Seen| {
-        let is_planned = seen.plans.values().flatten().any(|(slo, _)| *slo == on_node);
+        let is_planned = seen.plans.values().flatten().any(|((slo, _), _)| *slo == on_node);
         !is_planned && !seen.slos.contains_key(&Key::new(namespace, name))
     };
     mirror.wait("an SLO that is deleted goes", is_gone).await;
@@ -349,15 +360,15 @@ async fn losses(client: &Client, mirror: &Mirror, nodes: usize, slos: usize) -> 
         let mut seen = mirror.seen();
         seen.had.clear();
         let hit: BTreeSet<String> =
-            lost.iter().filter_map(|node| seen.plans.get(node)).flatten().map(|(slo, _)| slo.clone()).collect();
+            lost.iter().filter_map(|node| seen.plans.get(node)).flatten().map(|((slo, _), _)| slo.clone()).collect();
         (seen.plans.clone(), hit)
     };
     let began = Instant::now();
     futures::stream::iter(&lost).for_each_concurrent(WIDTH, |name| async move { ready(client, name, false).await }).await;
     let made = began.elapsed();
-    let is_off = |seen: &Seen| lost.iter().all(|node| seen.plans.get(node).is_none_or(BTreeSet::is_empty));
+    let is_off = |seen: &Seen| lost.iter().all(|node| seen.plans.get(node).is_none_or(BTreeMap::is_empty));
     let has_place = |seen: &Seen| {
-        let placed: BTreeSet<&String> = seen.plans.values().flatten().map(|(slo, _)| slo).collect();
+        let placed: BTreeSet<&String> = seen.plans.values().flatten().map(|((slo, _), _)| slo).collect();
         hit.iter().all(|slo| placed.contains(slo) || seen.status(slo).is_some_and(|status| !status.why.is_empty()))
     };
     mirror.wait("all that fits is elsewhere", |seen| is_off(seen) && has_place(seen)).await;
@@ -381,8 +392,10 @@ async fn losses(client: &Client, mirror: &Mirror, nodes: usize, slos: usize) -> 
         without.len(),
     );
     for (node, had) in before.iter().filter(|(node, _)| !lost.contains(*node)) {
-        let moved = had.iter().filter(|one| !seen.plans.get(node).is_some_and(|has| has.contains(*one)));
-        wrong.extend(moved.map(|(slo, number)| format!("{number} of {slo} was on {node}, which is well, and is not any more")));
+        let gone = had.keys().filter(|one| !seen.plans.get(node).is_some_and(|has| has.contains_key(*one)));
+        for (slo, number) in gone.filter(|(slo, _)| !hit.contains(slo) || !seen.has_enough(slo)) {
+            wrong.push(format!("{number} of {slo} was on {node}, which is well, and is not any more"));
+        }
     }
     for (key, states) in seen.had.iter().filter(|(key, _)| !hit.contains(&name::on_node(&key.namespace, &key.name))) {
         if states.iter().any(|state| state != "kept") {

@@ -81,6 +81,12 @@ pub fn name(i: usize) -> String {
     format!("s{i}")
 }
 
+/// Packets per second that an SLO promises, by its name on nodes; none on demand.
+pub fn promised(on_node: &str) -> Option<f64> {
+    let i = on_node.split_once("_s")?.1.parse().ok()?;
+    (!is_on_demand(i)).then(|| pps(i))
+}
+
 /// Makes the chain of an SLO.
 pub async fn make_chain(client: &Client, i: usize) {
     let mut object = chain(&tenant(i), &name(i));
