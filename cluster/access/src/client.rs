@@ -15,6 +15,7 @@ use tower::{BoxError, Service};
 
 use crate::fault::{Asked, Certificate, Fault, causes};
 use crate::faults::Faults;
+use crate::review::review;
 
 type Answer = Response<Box<DynBody>>;
 
@@ -25,7 +26,10 @@ type Answer = Response<Box<DynBody>>;
 /// No API server is named, or what names it cannot be read.
 pub async fn connect(faults: &Faults) -> anyhow::Result<Client> {
     let config = Config::infer().await.context("no API server is known: run in a pod, or name a file in $KUBECONFIG")?;
-    let builder = ClientBuilder::try_from(config).context("the API server cannot be reached as $KUBECONFIG, or the pod, says")?;
+    let wrong = "the API server cannot be reached as $KUBECONFIG, or the pod, says";
+    let reviewer = Client::try_from(config.clone()).context(wrong)?;
+    let builder = ClientBuilder::try_from(config).context(wrong)?;
+    tokio::spawn(review(reviewer, faults.clone()));
     Ok(builder.with_layer(&layer_fn(|inner| Seen { inner, faults: faults.clone() })).build())
 }
 

@@ -12,10 +12,11 @@ use crate::fault::{Asked, Fault, right};
 
 /// What lasts is said again after this time.
 const AGAIN: Duration = Duration::from_secs(600);
-/// A fault that no request has met for this long is forgotten. What is read or written again and
-/// again meets it each minute at least; events, evictions and deletions may not, so their faults
-/// can be forgotten while they last.
+/// A fault that nothing has met for this long is forgotten: neither a request nor a review.
 const FORGET: Duration = Duration::from_secs(180);
+/// A right that no request has asked for in this time is reviewed. What is read or written again
+/// and again is asked for each minute at least; events, evictions and deletions may not be.
+pub const REVIEWED: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Times {
@@ -85,6 +86,23 @@ impl Faults {
         }
     }
 
+    /// The rights that were missing, and that no request has asked for of late.
+    pub(crate) fn unasked(&self, now: Instant) -> Vec<Asked> {
+        let known = self.known();
+        let late = known.iter().filter(|(_, times)| now.saturating_duration_since(times.met) >= REVIEWED);
+        late.filter_map(|(fault, _)| if let Fault::Right(asked, _) = fault { Some(asked.clone()) } else { None }).collect()
+    }
+
+    /// Notes whether the API server says that the program has a right that was missing.
+    pub(crate) fn reviewed(&self, asked: &Asked, is_given: bool, now: Instant) {
+        if is_given {
+            return self.answered(Some(asked), 200, "", now);
+        }
+        let is_it = |fault: &&Fault| matches!(fault, Fault::Right(of, _) if of == asked);
+        let lasting: Vec<Fault> = self.known().keys().filter(is_it).cloned().collect();
+        lasting.into_iter().for_each(|fault| self.meet(fault, now));
+    }
+
     /// Notes an answer: its status, and its message where that is a refusal.
     pub(crate) fn answered(&self, asked: Option<&Asked>, code: u16, message: &str, now: Instant) {
         let missing = asked.filter(|_| code == 403).and_then(|asked| Some((asked, right(message, self.0.program)?)));
@@ -147,6 +165,27 @@ mod tests {
         assert_eq!(faults.list(at(12)).len(), 1, "it is known again");
         faults.answered(Some(&patch), 409, "", at(13));
         assert_eq!(faults.summary(at(13)), None);
+    }
+
+    #[test]
+    fn a_right_that_is_seldom_asked_for_is_missing_until_it_is_given() {
+        let (faults, mut said) = Faults::new("sluice-operator");
+        let (start, create) = (Instant::now(), asked("create"));
+        let at = |minutes: u32| start + REVIEWED * minutes;
+        faults.answered(Some(&create), 403, &cannot("create"), at(0));
+        assert!(faults.unasked(at(0)).is_empty(), "it was asked for just now");
+        let mut count = u32::from(said.try_recv().is_ok());
+        for minute in 1..=20 {
+            assert_eq!(faults.unasked(at(minute)), [create.clone()], "{minute}");
+            faults.reviewed(&create, false, at(minute));
+            // Of another right nothing is known.
+            faults.reviewed(&asked("delete"), false, at(minute));
+            assert_eq!(faults.list(at(minute)).len(), 1);
+            count += u32::from(said.try_recv().is_ok());
+        }
+        assert_eq!(count, 3, "at once, and after ten and twenty minutes");
+        faults.reviewed(&create, true, at(21));
+        assert!(faults.list(at(21)).is_empty() && faults.unasked(at(99)).is_empty());
     }
 
     #[test]

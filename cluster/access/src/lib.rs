@@ -10,15 +10,19 @@
 //! succeeds. Faults are logged once, and then now and then; programs take them for their events,
 //! conditions and probes ([`beat`]).
 //!
+//! A right that no request asks for any more may still be missing, so the API server is asked for
+//! it (`review`).
+//!
 //! # Limits
-//! A fault that no request meets any more is forgotten after a while. In a pod, kube reads the
-//! token and the authority again within a minute. Of a kubeconfig it does that for `tokenFile`
-//! alone, so the messages say what needs a restart.
+//! Where the API server does not answer that, such a fault is forgotten after a while. In a pod,
+//! kube reads the token and the authority again within a minute. Of a kubeconfig it does that for
+//! `tokenFile` alone, so the messages say what needs a restart.
 
 pub mod beat;
 mod client;
 mod fault;
 mod faults;
+mod review;
 
 pub use client::connect;
 pub use fault::{Asked, Certificate, Fault, causes, denied, is_fault};

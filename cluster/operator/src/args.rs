@@ -24,7 +24,8 @@ pub struct RunArgs {
     /// move for it; 0: none moves.
     #[arg(long, default_value_t = 0.1, value_parser = gap)]
     pub optimise_gap: f64,
-    /// File that the operator writes every few seconds, for `sluice-operator ready`.
+    /// File that the operator writes every few seconds while it is at work, for `sluice-operator
+    /// alive` and `ready`.
     #[arg(long, value_name = "FILE")]
     pub beat: Option<PathBuf>,
 }

@@ -383,6 +383,7 @@ fn convert_pod(pod: &KubePod) -> Pod {
         is_gated: pod::is_gated(pod),
         refused: pod.annotations().get(labels::REFUSED).cloned(),
         is_ending: pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
+        is_ready: pod::is_ready(pod),
         made: pod::made(pod),
     }
 }

@@ -65,7 +65,7 @@ impl Job {
 /// The requests that are under way, and those that are to follow.
 pub struct Jobs {
     /// Most at a time.
-    pub most: usize,
+    most: usize,
     /// In tasks of their own: they go on while a round is computed.
     under_way: JoinSet<(Job, Outcome)>,
     busy: BTreeSet<Job>,
@@ -111,6 +111,12 @@ impl Jobs {
     pub fn plan_rest(&mut self, todo: BTreeMap<Job, Work>) {
         self.rest_left = self.has_busy(&todo);
         self.todo.retain(|job, _| job.is_pod());
+        self.add(todo);
+    }
+
+    /// The same of these objects alone, of none of which a request is under way.
+    pub fn plan_some(&mut self, of: &BTreeSet<Job>, todo: BTreeMap<Job, Work>) {
+        self.todo.retain(|job, _| !of.contains(job));
         self.add(todo);
     }
 
@@ -218,6 +224,19 @@ mod tests {
         jobs.plan_rest(both());
         jobs.start();
         assert_eq!(jobs.busy().collect::<Vec<_>>(), [&slo("bad")]);
+    }
+
+    #[tokio::test]
+    async fn what_is_planned_of_some_leaves_the_others_as_they_are() {
+        let mut jobs = Jobs::new(1);
+        jobs.plan_rest([(slo("a"), failing()), (slo("b"), failing()), (slo("c"), failing())].into());
+        // One is as it should be by now, and another one is new.
+        jobs.plan_some(&[slo("a"), slo("d")].into(), [(slo("d"), failing())].into());
+        assert_eq!(jobs.todo.keys().collect::<Vec<_>>(), [&slo("b"), &slo("c"), &slo("d")]);
+        jobs.start();
+        let (job, done) = jobs.next().await.unwrap();
+        jobs.end(&job, done.err().map(|error| Failure::of(&error)));
+        assert!(!jobs.rest_left && !jobs.is_rest_due(), "nothing was left out");
     }
 
     #[tokio::test]

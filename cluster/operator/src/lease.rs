@@ -44,6 +44,11 @@ pub struct Held {
     pub until: Instant,
 }
 
+/// Whether the lease is held in this term.
+pub fn leads(held: &watch::Receiver<Option<Held>>, term: i64) -> bool {
+    held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until)
+}
+
 impl Candidate {
     pub fn new(client: Client, namespace: &str, name: &str, me: &str, time: Duration) -> Self {
         Self { api: Api::namespaced(client, namespace), name: name.into(), me: me.into(), time, seen: None, holds: None }

@@ -14,8 +14,10 @@ mod news;
 mod optimise;
 mod order;
 mod pod;
+mod pulse;
 mod run;
 mod write;
+mod writer;
 
 use std::path::PathBuf;
 
@@ -36,7 +38,13 @@ struct Cli {
 enum Command {
     /// Plan until stopped. The API server is that of the pod, or of $KUBECONFIG.
     Run(RunArgs),
-    /// See whether an operator runs and may do what it has to: a probe of its pod.
+    /// See whether an operator is at work: a probe of its pod, which is restarted if it is not.
+    Alive {
+        /// The file that it writes.
+        #[arg(long, value_name = "FILE")]
+        beat: PathBuf,
+    },
+    /// See whether it is also let do what it has to: the other probe.
     Ready {
         /// The file that it writes.
         #[arg(long, value_name = "FILE")]
@@ -67,6 +75,7 @@ fn crds(out: Option<PathBuf>) -> anyhow::Result<()> {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Crds { out } => crds(out),
+        Command::Alive { beat } => sluice_access::beat::read(&beat, write::MANAGER).map(drop),
         Command::Ready { beat } => sluice_access::beat::read(&beat, write::MANAGER)?.has_access(),
         Command::Run(args) => {
             let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| "info".into());

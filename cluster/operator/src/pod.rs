@@ -60,19 +60,22 @@ pub fn bound(pod: &Pod, node: &str, number: u32) -> Value {
     })
 }
 
+/// Whether the containers of a pod run and are ready.
+pub fn is_ready(pod: &Pod) -> bool {
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
 /// What matters of a pod that the operator has made; none if it is another one's.
 pub fn made(pod: &Pod) -> Option<Made> {
     let is_slo = |kind: &str, version: &str| kind == Slo::kind(&()) && version.split('/').next() == Some(GROUP);
     let mut owners = pod.owner_references().iter();
     let owner = owners.find(|owner| owner.controller == Some(true) && is_slo(&owner.kind, &owner.api_version))?;
     let template = pod.labels().get(labels::TEMPLATE)?.clone();
-    let status = pod.status.as_ref();
-    let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
-    let phase = status.and_then(|status| status.phase.as_deref());
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     Some(Made {
         owner: owner.uid.clone(),
         template,
-        is_ready: conditions.any(|one| one.type_ == "Ready" && one.status == "True"),
         has_ended: pod.metadata.deletion_timestamp.is_none() && matches!(phase, Some("Succeeded" | "Failed")),
     })
 }
@@ -175,7 +178,7 @@ mod tests {
             spec,
         };
         let mut pod: Pod = serde_json::from_value(new(&wanted)).unwrap();
-        assert!(is_gated(&pod));
+        assert!(is_gated(&pod) && !is_ready(&pod));
         assert_eq!((node(&pod), pod.labels()[labels::INSTANCE].as_str()), (Some("n1".into()), "3"));
         let is = Made { owner: "uid".into(), template: "abc".into(), ..Made::default() };
         assert_eq!(made(&pod), Some(is.clone()));
@@ -202,7 +205,7 @@ mod tests {
         assert_eq!(terms[0]["matchFields"].as_array().map(Vec::len), Some(1));
         pod.status =
             serde_json::from_value(json!({"phase": "Failed", "conditions": [{"type": "Ready", "status": "True"}]})).unwrap();
-        assert_eq!(made(&pod), Some(Made { is_ready: true, has_ended: true, ..is }));
+        assert_eq!((made(&pod), is_ready(&pod)), (Some(Made { has_ended: true, ..is }), true));
         pod.owner_references_mut()[0].kind = "ReplicaSet".into();
         assert_eq!(made(&pod), None);
     }

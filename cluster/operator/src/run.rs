@@ -5,28 +5,22 @@
 //! beside the next round: nothing waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use futures::stream::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ListParams, Resource};
-use kube::core::{DeserializeGuard, NamespaceResourceScope};
+use kube::api::{Api, ListParams};
 use kube::runtime::watcher::Event;
-use kube::{Client, Error, ResourceExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Error, ResourceExt};
 use sluice_access::{Faults, is_fault};
-use sluice_cluster_plan::pods::{self, Decision};
-use sluice_cluster_plan::status::statuses;
-use sluice_cluster_plan::{Better, Key, Memo, Round, World, place};
+use sluice_cluster_plan::pods::{self, Decided, Decision, Turnovers};
+use sluice_cluster_plan::status::{Touched, statuses, statuses_of};
+use sluice_cluster_plan::{Better, Key, Memo, Pod, Round, World, place};
 use sluice_cluster_types::{NodePlan, NodePlanSpec, labels};
-use sluice_slo::placement::PlacedServer;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
@@ -38,20 +32,20 @@ use crate::backoff::Failure;
 use crate::feed::{self, Change, Lists, put_plan};
 use crate::jobs::{Job, Jobs, Outcome, Work};
 use crate::lease::{Candidate, Held};
-use crate::news::{self, Herald, News};
+use crate::news::{self, Herald};
 use crate::optimise::Optimiser;
 use crate::order::is_early;
+use crate::pulse::{Pulse, TURN};
 use crate::write;
+use crate::writer::{Tried, Writer, Written};
 
 /// Changes are collected for this long, so that many that come together are one round.
 const GATHER: Duration = Duration::from_millis(4);
 
 struct Operator {
-    client: Client,
+    writer: Writer,
     /// Its leases, and those of agents, are there.
     namespace: String,
-    /// Time limit of a request.
-    limit: Duration,
     world: World,
     lists: Lists,
     memo: Memo,
@@ -60,41 +54,51 @@ struct Operator {
     began: Instant,
     jobs: Jobs,
     /// Nodes of whose plans nobody knows whether they were written. They are read before the next
-    /// round; what may be written yet has its server, without instances.
-    unsure: BTreeMap<String, Option<PlacedServer>>,
+    /// round.
+    unsure: BTreeMap<String, Tried>,
     /// Pods of which nobody knows whether they have, or will have, been given an instance. They are
     /// read before others of the same function get one.
     unsure_pods: BTreeSet<Key>,
     /// What nodes say that refuse their plans.
     refusals: BTreeMap<String, String>,
-    herald: Herald,
-    held: watch::Receiver<Option<Held>>,
+    /// Of which objects something else may be said since that was looked at.
+    touched: Touched,
+    seen: Seen,
     highest: Arc<AtomicI64>,
+}
+
+/// What was found when pods were decided about last.
+#[derive(Debug, Default)]
+struct Seen {
+    turnovers: Turnovers,
+    /// Pods that are to be made, with their SLOs.
+    wanted: BTreeMap<Key, Key>,
 }
 
 /// What a change asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     Nothing,
-    /// Other pods may get instances.
+    /// Something else may be said of what was touched.
+    Touched,
+    /// The same, and other pods may get instances.
     Pods,
-    /// The same, and something else may be said. No plan is another one.
+    /// The same, and something else may be said of any object. No plan is another one.
     Follow,
     Round,
+}
+
+/// What a pod asks for that has come, changed or gone. No plan depends on it.
+fn due_for(before: Option<&Pod>, now: Option<&Pod>) -> Due {
+    // Of others' pods nothing waits until they are ready.
+    let is_alike = |(before, now): (&Pod, &Pod)| now.made.is_none() && Pod { is_ready: now.is_ready, ..before.clone() } == *now;
+    if before.zip(now).is_some_and(is_alike) { Due::Touched } else { Due::Pods }
 }
 
 impl Due {
     fn round_if(is_due: bool) -> Self {
         if is_due { Self::Round } else { Self::Nothing }
     }
-}
-
-/// What became of a plan.
-enum Written {
-    As(Box<NodePlan>),
-    Gone,
-    /// It was left as it is.
-    Not,
 }
 
 /// Plans until a signal ends it.
@@ -113,14 +117,13 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     let election = tokio::spawn(candidate.stand(say, highest.clone(), end.clone()));
     let herald = Herald::start(client.clone(), &me, args.request_time());
     tokio::spawn(access::herald(said, herald.clone(), news::lease(&args.namespace, &args.lease)));
+    let pulse = Pulse::new(Instant::now());
     if let Some(file) = args.beat.clone() {
-        tokio::spawn(access::beat(file, faults));
+        tokio::spawn(access::beat(file, pulse.clone(), faults));
     }
     let operator = Operator {
-        herald,
-        client,
+        writer: Writer { client, limit: args.request_time(), most: args.requests as usize, herald, held, pulse },
         namespace: args.namespace.clone(),
-        limit: args.request_time(),
         world: World::default(),
         lists,
         memo: Memo::default(),
@@ -130,7 +133,8 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
         unsure: BTreeMap::new(),
         unsure_pods: BTreeSet::new(),
         refusals: BTreeMap::new(),
-        held,
+        touched: Touched::default(),
+        seen: Seen::default(),
         highest,
     };
     info!("{me} watches; it acts while it has the lease {}/{}", args.namespace, args.lease);
@@ -155,6 +159,7 @@ impl Operator {
         self.highest.store(-1, Ordering::Relaxed);
         let mut again = false;
         loop {
+            self.writer.pulse.note(Instant::now());
             let mut due = Due::round_if(std::mem::take(&mut again));
             if due == Due::Nothing {
                 due = self.wait(&mut changes, &mut optimiser).await;
@@ -168,11 +173,7 @@ impl Operator {
             let terms = self.world.plans.values().map(|plan| plan.spec.term);
             self.highest.store(terms.max().unwrap_or(0).max(0), Ordering::Relaxed);
             let Some(held) = self.leads() else {
-                self.term = None;
-                // What was decided is the next holder's to decide, and nothing is waited for.
-                self.jobs.stop();
-                self.jobs.pauses.clear();
-                self.jobs.ended.clear();
+                self.stand_by();
                 continue;
             };
             if self.term != Some(held.term) {
@@ -197,6 +198,9 @@ impl Operator {
             }
             if due == Due::Pods {
                 self.follow_pods();
+            }
+            if due <= Due::Pods {
+                self.say_touched();
                 continue;
             }
             if due == Due::Round {
@@ -213,27 +217,42 @@ impl Operator {
         }
     }
 
+    /// Leads no more: what was decided is the next holder's to decide, and nothing is waited for.
+    fn stand_by(&mut self) {
+        self.term = None;
+        self.jobs.stop();
+        self.jobs.pauses.clear();
+        self.jobs.ended.clear();
+        self.touched = Touched::default();
+    }
+
     /// Puts a change into the world.
     fn take(&mut self, change: Change) -> Due {
         let Some(job) = Job::of(&change) else { return Due::round_if(self.lists.take(&mut self.world, change)) };
-        let before = self.status_of(&job);
+        let (before, pod) = (self.status_of(&job), self.pod(&job));
         let is_new = self.lists.take(&mut self.world, change);
         if is_new {
             self.jobs.pauses.end(&job);
         }
         if let Job::Pod(key) = &job
-            && self.world.pods.get(key).and_then(|pod| pod.made.as_ref()).is_some_and(|made| made.is_ready)
+            && self.world.pods.get(key).is_some_and(|pod| pod.made.is_some() && pod.is_ready)
         {
             self.jobs.ended.end(&job);
         }
         // Somebody else has written the status, or an old request that came late.
         let is_other = !is_new && before != self.status_of(&job);
         match &job {
-            // No plan depends on these. The status of an NF says how far those are that were made.
-            Job::Pod(key) if is_new && self.world.pods.get(key).is_some_and(|pod| pod.made.is_some()) => Due::Follow,
-            Job::Pod(_) if is_new => Due::Pods,
+            Job::Pod(key) if is_new => self.touch_pod(key, pod.as_ref()),
             Job::Chain(chain) if is_new && !self.is_promised(chain) => Due::Follow,
             _ if is_new => Due::Round,
+            Job::Slo(key) if is_other => {
+                self.touched.slos.insert(key.clone());
+                Due::Touched
+            }
+            Job::Function(key) if is_other => {
+                self.touched.functions.insert(key.clone());
+                Due::Touched
+            }
             _ if is_other && self.jobs.is_busy(&job) => {
                 self.jobs.rest_left = true;
                 Due::Nothing
@@ -241,6 +260,18 @@ impl Operator {
             _ if is_other => Due::Follow,
             _ => Due::Nothing,
         }
+    }
+
+    /// The pod that a job is of, as it is known.
+    fn pod(&self, job: &Job) -> Option<Pod> {
+        if let Job::Pod(key) = job { self.world.pods.get(key).cloned() } else { None }
+    }
+
+    /// Notes a pod that has come, changed or gone.
+    fn touch_pod(&mut self, key: &Key, before: Option<&Pod>) -> Due {
+        let now = self.world.pods.get(key);
+        before.into_iter().chain(now).for_each(|pod| self.touched.note_pod(key, pod));
+        due_for(before, now)
     }
 
     /// Whether an SLO is of a chain.
@@ -263,7 +294,7 @@ impl Operator {
 
     /// The lease, while it is held.
     fn leads(&self) -> Option<Held> {
-        self.held.borrow().filter(|held| Instant::now() < held.until)
+        self.writer.held.borrow().filter(|held| Instant::now() < held.until)
     }
 
     /// Waits for a change that matters, for a deadline, for the lease, or for what a search finds.
@@ -278,7 +309,7 @@ impl Operator {
         let paused = self.jobs.next_pause(if may_round { self.jobs.looked } else { now });
         let others = [silent, paused].into_iter().flatten().map(|end| end.saturating_duration_since(now));
         let search = optimiser.deadline(&self.memo, since).map(|end| end.saturating_sub(since));
-        let longest = others.chain(planned).chain(search).min().unwrap_or(Duration::from_secs(3600));
+        let end = others.chain(planned).chain(search).min().filter(|end| *end <= TURN);
         tokio::select! {
             change = changes.recv() => {
                 tokio::time::sleep(GATHER).await;
@@ -286,8 +317,8 @@ impl Operator {
             }
             Some((job, done)) = self.jobs.next() => self.finish(job, done),
             found = optimiser.next() => Due::round_if(found.is_some_and(|better| self.rearrange(better))),
-            _ = self.held.changed() => Due::Nothing,
-            () = tokio::time::sleep(longest) => Due::Round,
+            _ = self.writer.held.changed() => Due::Nothing,
+            () = tokio::time::sleep(end.unwrap_or(TURN)) => Due::round_if(end.is_some()),
         }
     }
 
@@ -297,7 +328,7 @@ impl Operator {
             return false;
         }
         info!("{better}");
-        better.free.iter().for_each(|node| self.herald.say(&news::node(node), [news::freed()]));
+        better.free.iter().for_each(|node| self.writer.herald.say(&news::node(node), [news::freed()]));
         self.memo.take(better, self.began.elapsed());
         true
     }
@@ -325,8 +356,8 @@ impl Operator {
     /// Reads plans, pods and leases when it begins to lead: what it has watched may be behind what
     /// its predecessor has written.
     async fn begin(&mut self, term: i64) -> Result<(), Error> {
-        let limit = self.limit * 2;
-        let api: Api<NodePlan> = Api::all(self.client.clone());
+        let limit = self.writer.limit * 2;
+        let api: Api<NodePlan> = Api::all(self.writer.client.clone());
         let listed = write::within(limit, api.list(&ListParams::default())).await?;
         let names: BTreeSet<String> = listed.items.iter().filter_map(|plan| plan.metadata.name.clone()).collect();
         self.world.plans.retain(|name, _| names.contains(name));
@@ -334,7 +365,8 @@ impl Operator {
             self.put(plan);
         }
         // The same of pods: one that has an instance must not look as if it waited.
-        let api: Api<Pod> = Api::all(self.client.clone());
+        self.writer.pulse.note(Instant::now());
+        let api: Api<KubePod> = Api::all(self.writer.client.clone());
         let listed = write::within(limit, api.list(&ListParams::default().labels(labels::SLO))).await?;
         for pod in listed.items {
             self.take(Change::Pod(Event::Apply(pod)));
@@ -353,17 +385,9 @@ impl Operator {
     /// Writes its term into all plans, so that the API server refuses whatever an operator before
     /// it has sent, and comes late. The revisions stay, so nodes have nothing to do.
     async fn claim(&mut self, term: i64) {
-        let (client, held, limit) = (&self.client, &self.held, self.limit);
-        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
         let older = self.world.plans.values().filter(|plan| plan.spec.term < term);
-        let claims = older.map(|known| async move {
-            let spec = NodePlanSpec { term, ..known.spec.clone() };
-            let server = PlacedServer::empty(&spec.server.name, &spec.server.shape);
-            let done = if leads() { write::plan(client, limit, Some(known), spec).await.ok() } else { None };
-            (server, done)
-        });
-        let all: Vec<_> = futures::stream::iter(claims).buffer_unordered(self.jobs.most).collect().await;
-        for (server, done) in all {
+        let claimed = self.writer.claim(older, term).await;
+        for (server, done) in claimed {
             match done {
                 Some(plan) => self.put(plan),
                 // It is fenced before the first round.
@@ -374,8 +398,8 @@ impl Operator {
 
     /// Reads the leases of agents. Returns whether any is news.
     async fn read_leases(&mut self) -> Result<bool, Error> {
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        let listed = write::within(self.limit, api.list(&ListParams::default().labels(labels::AGENT))).await?;
+        let api: Api<Lease> = Api::namespaced(self.writer.client.clone(), &self.namespace);
+        let listed = write::within(self.writer.limit, api.list(&ListParams::default().labels(labels::AGENT))).await?;
         let mut is_new = false;
         for lease in listed.items {
             is_new |= self.take(Change::Lease(Event::Apply(lease))) != Due::Nothing;
@@ -402,7 +426,7 @@ impl Operator {
         let silent = self.lists.silence(&mut self.world);
         for node in &silent {
             warn!("the agent of {node} is silent");
-            self.herald.say(&news::node(node), [news::silent()]);
+            self.writer.herald.say(&news::node(node), [news::silent()]);
         }
         is_new || !silent.is_empty()
     }
@@ -425,22 +449,9 @@ impl Operator {
 
     /// Returns whether some were left as they are, because the lease is over.
     async fn write_all(&mut self, all: Vec<(String, Option<NodePlanSpec>)>, term: i64) -> bool {
-        let (client, held, known, limit) = (&self.client, &self.held, &self.world.plans, self.limit);
-        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
         let now = Instant::now();
         let due = all.into_iter().filter(|(name, _)| self.jobs.pauses.may(&Job::Plan(name.clone()), now));
-        let writes = due.map(|(name, spec)| async move {
-            let tried = spec.as_ref().map(|spec| PlacedServer::empty(&name, &spec.server.shape));
-            let done = match (known.get(&name), spec) {
-                // Whatever has taken so long, another one may lead by now.
-                _ if !leads() => Ok(Written::Not),
-                (known, Some(spec)) => write::plan(client, limit, known, spec).await.map(|plan| Written::As(Box::new(plan))),
-                (Some(known), None) => write::delete_plan(client, limit, known).await.map(|()| Written::Gone),
-                (None, None) => Ok(Written::Gone),
-            };
-            (name, tried, done)
-        });
-        let written: Vec<_> = futures::stream::iter(writes).buffer_unordered(self.jobs.most).collect().await;
+        let written = self.writer.plans(&self.world.plans, due, term).await;
         let mut is_left = false;
         for (name, tried, done) in written {
             let job = Job::Plan(name.clone());
@@ -485,13 +496,8 @@ impl Operator {
         if !self.jobs.pauses.may(&Job::Unsure, Instant::now()) {
             return false;
         }
-        let (client, held, limit) = (&self.client, &self.held, self.limit);
-        let leads = || held.borrow().is_some_and(|held| held.term == term && Instant::now() < held.until);
-        let reads = std::mem::take(&mut self.unsure).into_iter().map(|(name, tried)| async move {
-            let read = if leads() { Some(write::fence(client, limit, &name, tried.clone(), term).await) } else { None };
-            (name, tried, read)
-        });
-        let all: Vec<_> = futures::stream::iter(reads).buffer_unordered(self.jobs.most).collect().await;
+        let unsure = std::mem::take(&mut self.unsure);
+        let all = self.writer.fence(unsure, term).await;
         let mut failure = None;
         for (name, tried, read) in all {
             match read {
@@ -521,127 +527,79 @@ impl Operator {
         self.say();
     }
 
-    /// As [`Operator::follow`], of statuses alone.
+    /// As [`Operator::follow`], of the statuses of all objects alone.
     fn say(&mut self) {
-        let mut todo: BTreeMap<Job, Work> = BTreeMap::new();
-        let all = statuses(&self.world, &self.memo, &Time(Timestamp::now()));
-        for (key, status) in all.slos {
-            let Some(slo) = self.world.slos.get(&key) else { continue };
-            let news = news::of_slo(&slo.status.clone().unwrap_or_default(), &status);
-            let work = self.status(self.within(&key), slo, status, news, |slo| Change::Slo(Event::Apply(slo)));
-            todo.insert(Job::Slo(key), work);
-        }
-        for (key, status) in all.chains {
-            let Some(chain) = self.world.chains.get(&key) else { continue };
-            let news = news::accepted(chain.status.as_ref().map(|status| &status.conditions), &status.conditions);
-            let work = self.status(self.within(&key), chain, status, news, |chain| Change::Chain(Event::Apply(chain)));
-            todo.insert(Job::Chain(key), work);
-        }
-        for (key, status) in all.functions {
-            let Some(function) = self.world.functions.get(&key) else { continue };
-            let news = news::of_function(&function.status.clone().unwrap_or_default(), &status);
-            let work = self.status(self.within(&key), function, status, news, |function| Change::Function(Event::Apply(function)));
-            todo.insert(Job::Function(key), work);
-        }
-        for (key, status) in all.profiles {
-            let Some(profile) = self.world.profiles.get(&key) else { continue };
-            let news = news::accepted(profile.status.as_ref().map(|status| &status.conditions), &status.conditions);
-            let wrap = |profile| Change::Profile(Event::Apply(DeserializeGuard(Ok(profile))));
-            let work = self.status(self.within(&key), profile, status, news, wrap);
-            todo.insert(Job::Profile(key), work);
-        }
-        for (name, status) in all.classes {
-            let Some(class) = self.world.classes.get(&name) else { continue };
-            let news = news::accepted(class.status.as_ref().map(|status| &status.conditions), &status.conditions);
-            let wrap = |class| Change::Class(Event::Apply(DeserializeGuard(Ok(class))));
-            let work = self.status(Api::all(self.client.clone()), class, status, news, wrap);
-            todo.insert(Job::Class(name), work);
-        }
+        self.touched = Touched::default();
+        let all = statuses(&self.world, &self.memo, &self.seen.turnovers, &Time(Timestamp::now()));
+        let todo = self.writer.statuses(&self.world, all);
         let (refusals, new) = news::refusals(&self.refusals, self.world.plans.values());
         self.refusals = refusals;
         for (node, one) in new {
-            self.herald.say(&news::node(&node), [one]);
+            self.writer.herald.say(&news::node(&node), [one]);
         }
         self.jobs.plan_rest(todo);
+        self.start();
+    }
+
+    /// The same of those that were touched. Those of which a request is under way wait for its
+    /// answer.
+    fn say_touched(&mut self) {
+        let Touched { slos, functions } = std::mem::take(&mut self.touched);
+        let (late_slos, slos): (BTreeSet<Key>, _) = slos.into_iter().partition(|key| self.jobs.is_busy(&Job::Slo(key.clone())));
+        let (late_functions, functions): (BTreeSet<Key>, _) =
+            functions.into_iter().partition(|key| self.jobs.is_busy(&Job::Function(key.clone())));
+        self.touched = Touched { slos: late_slos, functions: late_functions };
+        let now = Touched { slos, functions };
+        if now.is_empty() {
+            return;
+        }
+        let all = statuses_of(&now, &self.world, &self.memo, &self.seen.turnovers, &Time(Timestamp::now()));
+        let todo = self.writer.statuses(&self.world, all);
+        let of = now.slos.into_iter().map(Job::Slo).chain(now.functions.into_iter().map(Job::Function)).collect();
+        self.jobs.plan_some(&of, todo);
         self.start();
     }
 
     /// As [`Operator::follow`], of pods alone.
     fn follow_pods(&mut self) {
         let (todo, are_left) = self.decided();
-        let World { denied_pods, pods, .. } = &mut self.world;
-        denied_pods.retain(|key, _| pods.contains_key(key) || todo.contains_key(&Job::Pod(key.clone())));
+        let Self { world: World { denied_pods, pods, .. }, touched, .. } = self;
+        denied_pods.retain(|key, (slo, _)| {
+            let is_wanted = pods.contains_key(key) || todo.contains_key(&Job::Pod(key.clone()));
+            if !is_wanted {
+                touched.slos.insert(slo.clone());
+            }
+            is_wanted
+        });
         self.jobs.plan_pods(todo, are_left);
         self.start();
     }
 
     /// What is to be done with pods, and whether some were left out: they wait for others' answers.
-    fn decided(&self) -> (BTreeMap<Job, Work>, bool) {
+    fn decided(&mut self) -> (BTreeMap<Job, Work>, bool) {
+        let Decided { decisions, turnovers } = pods::decide(&self.world);
+        self.touched.note_turnovers(&self.seen.turnovers, &turnovers);
+        self.seen = Seen { turnovers, wanted: BTreeMap::new() };
         // A pod that is being given an instance does not have it yet in the world.
         let asks = |key: &Key| self.world.pods.get(key).map(|pod| (key.namespace.clone(), pod.slo.clone(), pod.function.clone()));
         let busy = self.jobs.busy().filter_map(|job| if let Job::Pod(key) = job { Some(key) } else { None });
         let under_way: BTreeSet<_> = busy.chain(&self.unsure_pods).filter_map(asks).collect();
         let (mut todo, mut pods_left): (BTreeMap<Job, Work>, _) = (BTreeMap::new(), false);
         for key in &self.unsure_pods {
-            let (client, limit, key) = (self.client.clone(), self.limit, key.clone());
-            let job = Job::Pod(key.clone());
-            let work = async move { Ok(write::fence_pod(client, limit, &key).await?.map(Event::Apply).map(Change::Pod)) };
-            todo.insert(job, Box::pin(work));
+            todo.insert(Job::Pod(key.clone()), self.writer.fence_pod(key.clone()));
         }
-        for decision in pods::bind(&self.world) {
-            let pod = decision.pod();
-            if asks(pod).is_some_and(|of| under_way.contains(&of)) {
+        for decision in decisions {
+            let pod = decision.pod().clone();
+            if let Decision::Create(new) = &decision {
+                self.seen.wanted.insert(pod.clone(), Key::new(&pod.namespace, &new.slo));
+            }
+            if asks(&pod).is_some_and(|of| under_way.contains(&of)) {
                 pods_left = true;
                 continue;
             }
-            let (client, limit, herald, job) = (self.client.clone(), self.limit, self.herald.clone(), Job::Pod(pod.clone()));
-            let of = match &decision {
-                // There is none yet that could have events.
-                Decision::Create(new) => self.world.slos.get(&Key::new(&pod.namespace, &new.slo)).map(|slo| slo.object_ref(&())),
-                _ => Some(news::pod(pod, self.world.pods.get(pod).map_or("", |pod| &pod.uid))),
-            };
-            let (held, term) = (self.held.clone(), self.term);
-            let leads = move || held.borrow().is_some_and(|held| Some(held.term) == term && Instant::now() < held.until);
-            let work = async move {
-                let done = write::carry_out(client, limit, &decision, leads).await;
-                if let Some(of) = of {
-                    herald.say(&of, news::of_pod(&decision, &done));
-                }
-                done.map(|pod| pod.map(Event::Apply).map(Change::Pod))
-            };
-            todo.insert(job, Box::pin(work));
+            todo.insert(Job::Pod(pod), self.writer.pod(&self.world, decision, self.term));
         }
         (todo, pods_left)
-    }
-
-    /// The objects of a namespace.
-    fn within<K>(&self, key: &Key) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        Api::namespaced(self.client.clone(), &key.namespace)
-    }
-
-    /// Writes the status of an object, and then says what is new of it.
-    fn status<K>(
-        &self,
-        api: Api<K>,
-        object: &K,
-        status: impl Serialize + Debug + Send + 'static,
-        news: Vec<News>,
-        wrap: fn(K) -> Change,
-    ) -> Work
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
-    {
-        let (limit, herald) = (self.limit, self.herald.clone());
-        let of: ObjectReference = object.object_ref(&());
-        let name = object.name_any();
-        Box::pin(async move {
-            let object = write::status::<K>(api, limit, &name, status).await?;
-            herald.say(&of, news);
-            Ok(Some(wrap(object)))
-        })
     }
 
     /// Starts requests, while the lease is held.
@@ -671,12 +629,18 @@ impl Operator {
             };
             self.jobs.pods_left |= is_unsure;
         }
-        let mut due = if access::note_pod(&mut self.world, &job, &done) { Due::Follow } else { Due::Nothing };
+        self.touched.slos.extend(access::note_pod(&mut self.world, &self.seen.wanted, &job, &done));
+        let mut due = Due::Nothing;
         match done {
             Ok(answer) => {
+                let pod = self.pod(&job);
                 let is_new = answer.is_some_and(|answer| self.lists.take_answer(&mut self.world, answer));
                 match &job {
-                    Job::Pod(_) => self.jobs.pods_left |= is_new,
+                    Job::Pod(key) if is_new => {
+                        self.touch_pod(key, pod.as_ref());
+                        self.jobs.pods_left = true;
+                    }
+                    Job::Pod(_) => {}
                     // It was changed before the answer, and the watch comes after it.
                     _ => due = due.max(Due::round_if(is_new)),
                 }
@@ -692,6 +656,31 @@ impl Operator {
         if self.jobs.is_rest_due() {
             due = due.max(Due::Follow);
         }
+        if !self.touched.is_empty() {
+            due = due.max(Due::Touched);
+        }
         if self.jobs.are_pods_due(&job) { due.max(Due::Pods) } else { due }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_cluster_plan::Made;
+
+    use super::*;
+
+    #[test]
+    fn for_a_pod_not_all_objects_are_looked_at() {
+        let pod = Pod { slo: "web".into(), ..Pod::default() };
+        let ready = |pod: &Pod| Pod { is_ready: true, ..pod.clone() };
+        let made = Pod { made: Some(Made::default()), ..pod.clone() };
+        assert_eq!(due_for(Some(&pod), Some(&ready(&pod))), Due::Touched, "it decides nothing");
+        assert_eq!(due_for(Some(&made), Some(&ready(&made))), Due::Pods, "the next one can be replaced");
+        let ending = Pod { is_ending: true, ..ready(&pod) };
+        let all = [(None, Some(&pod)), (Some(&pod), None), (Some(&pod), Some(&ending)), (None, Some(&made)), (Some(&made), None)];
+        for (before, now) in all {
+            assert_eq!(due_for(before, now), Due::Pods, "{before:?} {now:?}");
+        }
+        assert!(Due::Touched < Due::Pods && Due::Pods < Due::Follow && Due::Follow < Due::Round);
     }
 }

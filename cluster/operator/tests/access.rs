@@ -194,6 +194,11 @@ fn ready(plane: &Plane, name: &str) -> String {
     probe(Path::new(OPERATOR), &["ready"], &plane.beat(name))
 }
 
+/// An operator that waits for its rights is not restarted.
+fn is_alive(plane: &Plane, name: &str) {
+    assert_eq!(probe(Path::new(OPERATOR), &["alive"], &plane.beat(name)), "");
+}
+
 fn agent_program() -> PathBuf {
     Path::new(OPERATOR).with_file_name("sluice-node")
 }
@@ -288,6 +293,7 @@ async fn begin(case: &Case<'_>) {
     let mut second = case.plane.operator_by("second", OPERATOR, &case.plane.reach("second", &json!({"token": "operator"})));
     let words = "may not list nodes of the whole cluster";
     wait(words, || async { ready(case.plane, "second").contains(words).then_some(()) }).await;
+    is_alive(case.plane, "second");
     assert!(second.child.try_wait().unwrap().is_none(), "it waits");
     case.give_back("list", "", "nodes").await;
     wait("it lacks nothing", || async { ready(case.plane, "second").is_empty().then_some(()) }).await;
@@ -364,6 +370,7 @@ async fn strangers(plane: &Plane) -> [Process; 2] {
     let operator = plane.operator_by("stranger", OPERATOR, &kubeconfig);
     let agent = start_agent(plane, "stranger-node", &kubeconfig);
     wait("it is not known", || async { ready(plane, "stranger").contains("does not know sluice-operator").then_some(()) }).await;
+    is_alive(plane, "stranger");
     wait("it is not known", || async { ready_agent(plane, "stranger-node").contains("does not know sluice-node").then_some(()) })
         .await;
     // One that may do all that both do.

@@ -2,6 +2,10 @@
 //! be relied on: nothing is bound twice meanwhile, and in the end everything is as if nothing had
 //! happened.
 //!
+//! Some pods are others', and some are of an NF with an image, which the operators make and delete.
+//! In the end each instance of that NF has one pod, and none is left over, also where the operator
+//! was killed between making a pod and binding it.
+//!
 //! Every version of every plan and pod is looked at, in the order in which the API server took
 //! them.
 //!
@@ -24,14 +28,14 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod as KubePod};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Resource, WatchEvent, WatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions, Resource, WatchEvent, WatchParams};
 use kube::{Client, ResourceExt};
-use objects::{Agents, apply, basics, define, gated, node, promise, ready, state, wait};
+use objects::{Agents, apply, basics, chain, define, gated, node, promise, ready, reserved, state, wait};
 use proxy::{Proxy, Random};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_cluster_plan::pods::Decision;
-use sluice_cluster_plan::{Key, Memo, Node, Pod, World, place, pods};
+use sluice_cluster_plan::{Key, Made, Memo, Node, Pod, World, place, pods};
 use sluice_cluster_types::{
     NetworkFunction, NfProfile, NodePlan, NodePlanStatus, ServerClass, ServiceChain, Slo, Use, labels, name,
 };
@@ -41,6 +45,8 @@ const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
 const NAMESPACE: &str = "chaos";
 const NODES: u64 = 8;
 const SLOS: u64 = 12;
+/// SLOs of the NF with an image.
+const BOXED: [&str; 2] = ["b0", "b1"];
 /// A node that is deleted in the end.
 const GONE: &str = "c-gone";
 
@@ -76,7 +82,9 @@ async fn chaos(plane: &Plane, kills: u64, seed: u64, gap: &str) {
         node(&client, &format!("c{i}")).await;
     }
     node(&client, GONE).await;
+    image(&client, "first").await;
     let _agents = Agents::start(client.clone());
+    tokio::spawn(kubelet(client.clone(), seed));
     let mut proxies = Vec::new();
     for i in 0..2 {
         let at = plane.folder.path().join(format!("proxy{i}"));
@@ -86,15 +94,20 @@ async fn chaos(plane: &Plane, kills: u64, seed: u64, gap: &str) {
     let ends = Arc::new(AtomicBool::new(false));
     let changes = tokio::spawn(churn(client.clone(), seed, site.moves(), ends.clone()));
     let began = Instant::now();
-    kill(&site, kills, seed).await;
+    let caught = kill(&site, kills, seed).await;
     ends.store(true, Ordering::Relaxed);
     let made = changes.await.unwrap();
     println!("{kills} kills and {made} changes in {:.0} s, seed {seed}", began.elapsed().as_secs_f64());
-    site.set_bad(false);
+    println!("{caught} times both operators were killed while a pod that one had made was not bound yet");
+    site.set_good().await;
     let last: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
     calm(&client).await;
     quiet(&client, &last).await;
     same(&client).await;
+    let last = between(&site, last).await;
+    quiet(&client, &last).await;
+    same(&client).await;
+    println!("ok: an operator is killed between making a pod and binding it");
     if site.moves() {
         fewer(&site, last, seed).await;
         same(&client).await;
@@ -129,18 +142,26 @@ impl Site<'_> {
             proxy.cut(false);
         }
     }
+
+    /// Requests fail no more, and what was late has come.
+    async fn set_good(&self) {
+        self.set_bad(false);
+        wait("late requests have come", || async { self.proxies.iter().all(Proxy::is_idle).then_some(()) }).await;
+    }
 }
 
-/// Kills operators, stops them for a while, and cuts them off.
-async fn kill(site: &Site<'_>, kills: u64, seed: u64) {
+/// Kills operators, stops them for a while, and cuts them off. Returns how often both were killed
+/// while a pod that one of them had made was not bound yet.
+async fn kill(site: &Site<'_>, kills: u64, seed: u64) -> u64 {
     let (mut random, proxies) = (Random::new(seed ^ 0xdead), &site.proxies);
     let mut operators: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
+    let mut caught = 0;
     site.set_bad(true);
     for _ in 0..kills {
         let i = random.below(2) as usize;
         tokio::time::sleep(Duration::from_millis(300 + random.below(4000))).await;
         let pause = Duration::from_millis(random.below(5000));
-        match random.below(4) {
+        match random.below(5) {
             0 => {
                 proxies[i].cut(true);
                 tokio::time::sleep(pause).await;
@@ -152,6 +173,10 @@ async fn kill(site: &Site<'_>, kills: u64, seed: u64) {
                 operators[i].signal("CONT");
                 tokio::time::sleep(pause / 4).await;
             }
+            2 => {
+                caught += u64::from(is_made(site.client).await);
+                operators[1 - i] = site.start(1 - i);
+            }
             _ => {}
         }
         let ended = operators[i].child.try_wait().unwrap();
@@ -159,6 +184,21 @@ async fn kill(site: &Site<'_>, kills: u64, seed: u64) {
         // The process that is replaced is killed.
         operators[i] = site.start(i);
     }
+    caught
+}
+
+/// Waits a while for a pod that was made and is not bound. Returns whether there is one.
+async fn is_made(client: &Client) -> bool {
+    let pods: Api<KubePod> = Api::namespaced(client.clone(), NAMESPACE);
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until {
+        let all = pods.list(&ListParams::default().labels(labels::TEMPLATE)).await.unwrap().items;
+        if all.iter().any(|pod| converted(pod).is_gated) {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    false
 }
 
 /// Changes SLOs, nodes, NFs and pods until that ends. Returns how many changes were made.
@@ -171,7 +211,8 @@ async fn churn(client: Client, seed: u64, moves: bool, ends: Arc<AtomicBool>) ->
     let mut made = 0;
     while !ends.load(Ordering::Relaxed) {
         let (slo, at) = (format!("s{}", random.below(SLOS)), format!("c{}", random.below(NODES)));
-        match random.below(12) {
+        let boxed = BOXED[random.below(BOXED.len() as u64) as usize];
+        match random.below(15) {
             2..4 if moves => drop(slos.delete(&slo, &DeleteParams::default()).await),
             0..4 => promise(&client, NAMESPACE, &slo, 1e6 + random.below(60) as f64 * 1e5).await,
             4 => drop(slos.delete(&slo, &DeleteParams::default()).await),
@@ -182,8 +223,13 @@ async fn churn(client: Client, seed: u64, moves: bool, ends: Arc<AtomicBool>) ->
             }
             7 => args(&client, &format!("--{made}")).await,
             8..11 => drop(gated(&client, NAMESPACE, &format!("p{made}"), &slo).await),
+            11 => promise_boxed(&client, boxed, 1e6 + random.below(120) as f64 * 1e5).await,
+            12 => drop(slos.delete(boxed, &DeleteParams::default()).await),
+            13 => image(&client, &made.to_string()).await,
             _ => {
-                let all = pods.list(&ListParams::default()).await.unwrap().items;
+                let of_operator = ListParams::default().labels(labels::TEMPLATE);
+                let of = if random.below(2) == 0 { of_operator } else { ListParams::default() };
+                let all = pods.list(&of).await.unwrap().items;
                 if let Some(pod) = all.get(random.below(all.len().max(1) as u64) as usize) {
                     let _ = pods.delete(&pod.name_any(), &at_once).await;
                 }
@@ -198,6 +244,45 @@ async fn churn(client: Client, seed: u64, moves: bool, ends: Arc<AtomicBool>) ->
 async fn args(client: &Client, arg: &str) {
     let nf = json!({"metadata": {"name": "nat", "namespace": NAMESPACE}, "spec": {"exec": "sluice-nf-nat", "args": [arg]}});
     apply::<NetworkFunction>(client, &nf).await.unwrap();
+}
+
+/// Changes the NF with an image.
+async fn image(client: &Client, tag: &str) {
+    let spec = json!({"image": format!("nf:{tag}"), "profiledAs": "nat"});
+    let nf = json!({"metadata": {"name": "boxed", "namespace": NAMESPACE}, "spec": spec});
+    apply::<NetworkFunction>(client, &nf).await.unwrap();
+}
+
+/// An SLO of that NF, and its chain.
+async fn promise_boxed(client: &Client, name: &str, throughput_pps: f64) {
+    let mut object = chain(NAMESPACE, name);
+    object["spec"]["services"] = json!(["boxed"]);
+    apply::<ServiceChain>(client, &object).await.unwrap();
+    apply::<Slo>(client, &reserved(NAMESPACE, name, throughput_pps)).await.unwrap();
+}
+
+/// Does with pods that operators make what kubelets would, some sooner and some later: those that
+/// are bound become ready, and those that are deleted go.
+async fn kubelet(client: Client, seed: u64) {
+    let mut random = Random::new(seed ^ 0xcafe);
+    let pods: Api<KubePod> = Api::namespaced(client, NAMESPACE);
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    loop {
+        let all = pods.list(&ListParams::default().labels(labels::TEMPLATE)).await.map(|all| all.items).unwrap_or_default();
+        let due: Vec<KubePod> = all.into_iter().filter(|_| random.below(3) == 0).collect();
+        for pod in due {
+            let (name, seen) = (pod.name_any(), converted(&pod));
+            // Each of them may have gone meanwhile.
+            if seen.is_ending {
+                let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
+                let it = DeleteParams { grace_period_seconds: Some(0), preconditions, ..DeleteParams::default() };
+                let _ = pods.delete(&name, &it).await;
+            } else if !seen.is_gated && !seen.is_ready {
+                let _ = pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&ready)).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// What one object has at a time: an instance that a plan has, or a pod is.
@@ -322,6 +407,57 @@ async fn calm(client: &Client) {
         gated(client, NAMESPACE, &format!("last{i}"), &format!("s{i}")).await;
     }
     args(client, "--last").await;
+    // It has more than one instance.
+    promise_boxed(client, BOXED[0], 12e6).await;
+    promise_boxed(client, BOXED[1], 2e6).await;
+    image(client, "last").await;
+}
+
+async fn cordon(client: &Client, is_cordoned: bool) {
+    let nodes: Api<KubeNode> = Api::all(client.clone());
+    let spec = json!({"spec": {"unschedulable": is_cordoned}});
+    for i in 0..NODES {
+        nodes.patch(&format!("c{i}"), &PatchParams::default(), &Patch::Merge(&spec)).await.unwrap();
+    }
+}
+
+/// Both operators are killed while a pod that was made is not bound: nodes are cordoned, so it
+/// waits at the gate. Then one SLO goes, so that its pods are nobody's. Returns the next operators.
+async fn between(site: &Site<'_>, running: Vec<Process>) -> Vec<Process> {
+    let client = site.client;
+    let (slos, pods): (Api<Slo>, Api<KubePod>) =
+        (Api::namespaced(client.clone(), NAMESPACE), Api::namespaced(client.clone(), NAMESPACE));
+    // Where one node after the other is cordoned, what is there goes to the next.
+    drop(running);
+    cordon(client, true).await;
+    let running: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
+    // There is no other node for it, so it stays, and says so.
+    state(client, NAMESPACE, BOXED[0], "degraded").await;
+    let of = ListParams::default().labels(&format!("{},{}={}", labels::TEMPLATE, labels::SLO, BOXED[0]));
+    let all = pods.list(&of).await.unwrap().items;
+    assert!(all.len() > 1, "{all:?}");
+    let (name, before) = (all[0].name_any(), all[0].uid());
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    pods.delete(&name, &at_once).await.unwrap();
+    let made = wait("its next pod is made", || async {
+        let pod = pods.get_opt(&name).await.ok()??;
+        (pod.uid() != before).then_some(pod)
+    })
+    .await;
+    assert!(converted(&made).is_gated, "{made:?}");
+    drop(running);
+    slos.delete(BOXED[1], &DeleteParams::default()).await.unwrap();
+    cordon(client, false).await;
+    let waits = pods.get(&name).await.unwrap();
+    assert!(waits.uid() == made.uid() && converted(&waits).is_gated, "nothing else binds it: {waits:?}");
+    let next = (0..2).map(|i| site.start(i)).collect();
+    wait("it is bound by the next operator", || async {
+        let pod = pods.get(&name).await.ok()?;
+        assert_eq!(pod.uid(), made.uid(), "it is not made again");
+        (!converted(&pod).is_gated).then_some(())
+    })
+    .await;
+    next
 }
 
 fn converted(pod: &KubePod) -> Pod {
@@ -329,6 +465,9 @@ fn converted(pod: &KubePod) -> Pod {
     let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
     let affinity = serde_json::to_value(pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref())).unwrap();
     let field = "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchFields/0/values/0";
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let template = pod.labels().get(labels::TEMPLATE).cloned();
     Pod {
         slo: label(labels::SLO),
         function: label(labels::FUNCTION),
@@ -337,6 +476,8 @@ fn converted(pod: &KubePod) -> Pod {
         node: affinity.pointer(field).and_then(|node| node.as_str()).map(str::to_owned),
         is_gated: gates.clone().any(|gate| gate.name == labels::GATE),
         is_ending: pod.metadata.deletion_timestamp.is_some(),
+        is_ready: conditions.any(|one| one.type_ == "Ready" && one.status == "True"),
+        made: owner.zip(template).map(|(owner, template)| Made { owner: owner.uid.clone(), template, has_ended: false }),
         ..Pod::default()
     }
 }
@@ -376,12 +517,14 @@ async fn quiet(client: &Client, operators: &[Process]) {
         let world = world(client).await;
         let round = place(&world, &mut Memo::default(), 1, Duration::ZERO);
         let is_settled = |plan: &NodePlan| plan.status.as_ref().is_some_and(|status| status.applied_revision == plan.spec.revision);
-        let is_moved = |one: &Decision| matches!(one, Decision::Bind { .. } | Decision::Evict { .. });
+        let is_more = |one: &Decision| !matches!(one, Decision::Note { .. });
+        let is_late = |pod: &Pod| pod.made.is_some() && (pod.is_ending || !pod.is_ready);
         let is_kept = |slo: &Slo| slo.status.as_ref().is_some_and(|status| status.state == "kept");
         let left = [
             ("plans to write", round.plans.len() + round.gone.len()),
             ("plans to take over", world.plans.values().filter(|plan| !is_settled(plan)).count()),
-            ("pods to bind or evict", pods::bind(&world).iter().filter(|one| is_moved(one)).count()),
+            ("pods to make, bind, evict or delete", pods::bind(&world).iter().filter(|one| is_more(one)).count()),
+            ("pods that were made and are going, or not ready", world.pods.values().filter(|pod| is_late(pod)).count()),
             ("SLOs that are not kept", world.slos.values().filter(|slo| !is_kept(slo)).count()),
         ];
         if left.iter().all(|(_, count)| *count == 0) {
@@ -427,7 +570,7 @@ async fn fewer(site: &Site<'_>, running: Vec<Process>, seed: u64) {
         let _some: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
         tokio::time::sleep(Duration::from_millis(5000 + random.below(4000))).await;
     }
-    site.set_bad(false);
+    site.set_good().await;
     let last: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
     until(1).await;
     quiet(client, &last).await;
@@ -460,6 +603,7 @@ async fn same(client: &Client) {
         let has = plan.spec.server.instances.iter().any(|one| one.slo == slo && Some(one.number) == pod.instance);
         assert!(has, "{key} is no instance of its node's plan: {pod:?}");
     }
+    boxes(&end);
     let mut calm = World { plans: BTreeMap::new(), pods: BTreeMap::new(), ..end.clone() };
     let mut memo = Memo::default();
     for _ in 0..100 {
@@ -473,6 +617,25 @@ async fn same(client: &Client) {
         }
     }
     assert_eq!(promised(&end), promised(&calm), "the same SLOs with the same promises");
+}
+
+/// Each instance of the NF with an image has one pod, on its node, and the operators have made no
+/// others.
+fn boxes(end: &World) {
+    let slos = BOXED.map(|slo| name::on_node(NAMESPACE, slo));
+    let mut wanted = Vec::new();
+    for (node, plan) in &end.plans {
+        let of = plan.spec.server.instances.iter().filter(|one| slos.contains(&one.slo));
+        wanted.extend(of.map(|one| (one.slo.clone(), Some(one.number), Some(node.clone()))));
+    }
+    let mut has = Vec::new();
+    for (key, pod) in end.pods.iter().filter(|(_, pod)| pod.made.is_some()) {
+        assert!(pod.function == "boxed" && !pod.is_gated && !pod.is_ending && pod.is_ready, "{key}: {pod:?}");
+        has.push((name::on_node(&key.namespace, &pod.slo), pod.instance, pod.node.clone()));
+    }
+    wanted.sort();
+    has.sort();
+    assert_eq!(has, wanted);
 }
 
 /// A node takes its plan over at once.

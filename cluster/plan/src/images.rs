@@ -10,7 +10,7 @@
 //! next when all others are ready. One that is not ready is not waited for. So an image that does
 //! not start takes one instance of an NF, and no more.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sluice_cluster_types::{NetworkFunctionSpec, PlannedChain, PlannedFunction, name};
 use sluice_slo::digest::Digest;
@@ -66,12 +66,12 @@ pub enum Fate {
 }
 
 /// How far the pods of an NF are with its image.
-#[derive(Debug, Default)]
-pub struct Turnover<'a> {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Turnover {
     /// Pods that are to be replaced.
     pub old: usize,
     /// One of the others that is not ready.
-    pub waits: Option<&'a Key>,
+    pub waits: Option<Key>,
 }
 
 /// The pods that instances want.
@@ -129,26 +129,10 @@ impl<'a> Images<'a> {
         without.map(|((_, _, number), wanted)| wanted.pod(*number)).filter(move |new| !world.pods.contains_key(&new.pod))
     }
 
-    /// How far the pods of each NF are, by namespace and function.
-    pub fn turnover<'b>(&self, world: &'b World) -> HashMap<(&'b str, &'b str), Turnover<'b>> {
-        let mut all: HashMap<(&str, &str), Turnover<'_>> = HashMap::new();
-        for (key, pod) in world.pods.iter().filter(|(_, pod)| !pod.is_ending && !self.is_empty()) {
-            let Some((made, number)) = pod.made.as_ref().zip(pod.instance) else { continue };
-            let place = (name::on_node(&key.namespace, &pod.slo), pod.function.clone(), number);
-            let of = all.entry((&key.namespace, &pod.function)).or_default();
-            match self.fate(&place, pod, made) {
-                Fate::Old => of.old += 1,
-                Fate::Current if !made.is_ready => of.waits = of.waits.or(Some(key)),
-                Fate::Current | Fate::Gone => {}
-            }
-        }
-        all
-    }
-
-    /// Whether each place of an NF has a pod that is ready: one of `ready`.
-    pub fn are_ready(&self, namespace: &str, function: &str, ready: &BTreeSet<Place>) -> bool {
-        let is_own = |of: &PlannedFunction| of.namespace == namespace && of.function == function;
-        self.0.iter().filter(|(_, wanted)| is_own(wanted.function)).all(|(place, _)| ready.contains(place))
+    /// The NFs with a place whose pod is not one of `ready`, by namespace and name.
+    pub fn unready(&self, ready: &BTreeSet<Place>) -> HashSet<(&'a str, &'a str)> {
+        let without = self.0.iter().filter(|(place, _)| !ready.contains(*place)).map(|(_, wanted)| wanted.function);
+        without.map(|function| (function.namespace.as_str(), function.function.as_str())).collect()
     }
 }
 

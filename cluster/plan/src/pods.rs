@@ -11,12 +11,12 @@
 //! binds nothing there. An annotation says why. Of NFs with an image the operator makes the pods:
 //! each for one instance, to which alone it is bound ([`NewPod`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use sluice_cluster_types::{labels, name};
 
-pub use crate::images::NewPod;
 use crate::images::{Fate, Images, Place};
+pub use crate::images::{NewPod, Turnover};
 use crate::world::{Key, Made, Pod, World};
 
 /// What is done with a pod.
@@ -41,6 +41,16 @@ impl Decision {
             Self::Bind { pod, .. } | Self::Evict { pod } | Self::Delete { pod, .. } | Self::Note { pod, .. } => pod,
         }
     }
+}
+
+/// How far the pods are of NFs of which some are old, or not ready, by the NF.
+pub type Turnovers = BTreeMap<Key, Turnover>;
+
+/// What is to be done with pods, and how far they are.
+#[derive(Debug, Default)]
+pub struct Decided {
+    pub decisions: Vec<Decision>,
+    pub turnovers: Turnovers,
 }
 
 /// Why a pod that waits is no instance, whatever plans say.
@@ -70,7 +80,7 @@ fn refusal(world: &World, key: &Key, pod: &Pod) -> Option<String> {
 type Instances<'a> = BTreeMap<&'a str, BTreeMap<u32, &'a str>>;
 
 /// A pod that is to be replaced.
-type Old<'a> = (&'a Key, &'a Pod, &'a Made);
+type Old<'a> = (&'a Key, &'a Pod);
 
 /// What was found of pods, and decided.
 #[derive(Default)]
@@ -89,6 +99,7 @@ struct Found<'a> {
     ready: BTreeSet<Place>,
     /// Pods that are to be replaced, by namespace and function.
     old: BTreeMap<(&'a str, &'a str), Vec<Old<'a>>>,
+    turnovers: Turnovers,
 }
 
 /// Why a pod waits whose instance is on a cordoned node.
@@ -100,9 +111,14 @@ fn closed(number: u32, node: &str) -> String {
 
 /// What to do with pods, by the plans that are written.
 pub fn bind(world: &World) -> Vec<Decision> {
+    decide(world).decisions
+}
+
+/// What to do with pods, by the plans that are written, and how far they are.
+pub fn decide(world: &World) -> Decided {
     let images = Images::of(world);
     if world.pods.is_empty() && images.is_empty() {
-        return Vec::new();
+        return Decided::default();
     }
     let mut instances = Instances::new();
     for (node, plan) in &world.plans {
@@ -121,14 +137,14 @@ pub fn bind(world: &World) -> Vec<Decision> {
     }
     found.open(world, &instances);
     found.replace(&images);
-    let Found { mut decisions, whys, taken, .. } = found;
+    let Found { mut decisions, whys, taken, turnovers, .. } = found;
     decisions.extend(images.missing(world, &taken).map(|new| Decision::Create(Box::new(new))));
     // One thing is done with a pod at a time, and a note can wait.
     let decided: BTreeSet<Key> = decisions.iter().map(|decision| decision.pod().clone()).collect();
     let is_said = |key: &Key, why: Option<&str>| world.pods.get(key).is_some_and(|pod| pod.refused.as_deref() == why);
     let notes = whys.into_iter().filter(|(key, why)| !decided.contains(*key) && !is_said(key, why.as_deref()));
     decisions.extend(notes.map(|(key, why)| Decision::Note { pod: key.clone(), why }));
-    decisions
+    Decided { decisions, turnovers }
 }
 
 impl<'a> Found<'a> {
@@ -163,20 +179,23 @@ impl<'a> Found<'a> {
     }
 
     /// Takes a pod that the operator has made.
-    fn made(&mut self, images: &Images<'_>, key: &'a Key, pod: &'a Pod, made: &'a Made, slo: String) {
+    fn made(&mut self, images: &Images<'_>, key: &'a Key, pod: &'a Pod, made: &Made, slo: String) {
         if pod.refused.is_some() {
             self.whys.insert(key, None);
         }
         let place = pod.instance.map(|number| (slo, pod.function.clone(), number));
         let fate = place.as_ref().map_or(Fate::Gone, |place| images.fate(place, pod, made));
+        if !pod.is_ending {
+            self.turn_over(key, pod, fate);
+        }
         match (fate, place) {
             (Fate::Current, Some(place)) if pod.is_gated && !made.has_ended => self.own.push((key, pod, place)),
             (Fate::Current | Fate::Old, Some(place)) if !pod.is_gated && !made.has_ended && self.taken.insert(place.clone()) => {
-                if made.is_ready {
+                if pod.is_ready {
                     self.ready.insert(place);
                 }
                 if fate == Fate::Old {
-                    self.old.entry((&key.namespace, &pod.function)).or_default().push((key, pod, made));
+                    self.old.entry((&key.namespace, &pod.function)).or_default().push((key, pod));
                 }
             }
             (_, place) => {
@@ -185,6 +204,19 @@ impl<'a> Found<'a> {
                 }
                 self.delete(key, pod);
             }
+        }
+    }
+
+    /// Notes how far the NF of a pod is by it.
+    fn turn_over(&mut self, key: &Key, pod: &Pod, fate: Fate) {
+        let is_late = fate == Fate::Current && !pod.is_ready;
+        if fate != Fate::Old && !is_late {
+            return;
+        }
+        let of = self.turnovers.entry(Key::new(&key.namespace, &pod.function)).or_default();
+        match fate {
+            Fate::Old => of.old += 1,
+            _ => _ = of.waits.get_or_insert_with(|| key.clone()),
         }
     }
 
@@ -224,11 +256,12 @@ impl<'a> Found<'a> {
     /// Deletes pods that are to be replaced: of an NF those that are not ready, or else one if all
     /// others are ready.
     fn replace(&mut self, images: &Images<'_>) {
-        for ((namespace, function), pods) in std::mem::take(&mut self.old) {
-            let are_ready = images.are_ready(namespace, function, &self.ready);
-            let unready = pods.iter().filter(|(.., made)| !made.is_ready);
-            let first = pods.first().filter(|_| are_ready);
-            for (key, pod, _) in unready.chain(first) {
+        let old = std::mem::take(&mut self.old);
+        let waiting = if old.is_empty() { HashSet::new() } else { images.unready(&self.ready) };
+        for (function, pods) in old {
+            let unready = pods.iter().filter(|(_, pod)| !pod.is_ready);
+            let first = pods.first().filter(|_| !waiting.contains(&function));
+            for (key, pod) in unready.chain(first) {
                 self.delete(key, pod);
             }
         }

@@ -24,7 +24,8 @@ use sluice_slo::examples::{profile, shape};
 use sluice_slo::placement::{Instance, Placement};
 use sluice_slo::slo::Promise;
 
-use crate::status::statuses;
+use crate::pods::decide;
+use crate::status::{Statuses, statuses};
 use crate::{Key, Memo, Node, World, place};
 
 /// A cluster that is simulated: the world, an operator's memory, and nodes.
@@ -271,9 +272,12 @@ impl Cluster {
         }
     }
 
+    fn statuses(&self) -> Statuses {
+        statuses(&self.world, &self.memo, &decide(&self.world).turnovers, &Time(Timestamp::UNIX_EPOCH))
+    }
+
     fn status(&self, slo: &str) -> SloStatus {
-        let all = statuses(&self.world, &self.memo, &Time(Timestamp::UNIX_EPOCH));
-        all.slos.into_iter().find(|(key, _)| key.name == slo).unwrap().1
+        self.statuses().slos.into_iter().find(|(key, _)| key.name == slo).unwrap().1
     }
 
     /// State, and the reason of the first condition.

@@ -65,6 +65,8 @@ pub struct Pod {
     pub is_gated: bool,
     /// Whether it has ended, or is being deleted.
     pub is_ending: bool,
+    /// Whether its containers run and are ready.
+    pub is_ready: bool,
     /// Why it is not bound, as its annotation says.
     pub refused: Option<String>,
     /// What matters besides, if the operator has made it.
@@ -78,8 +80,6 @@ pub struct Made {
     pub owner: String,
     /// What of its NF it was made of.
     pub template: String,
-    /// Whether its container runs and is ready.
-    pub is_ready: bool,
     /// Whether it has ended, and is not being deleted.
     pub has_ended: bool,
 }

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ struct State {
     client: Client,
     random: Mutex<Random>,
     is_bad: AtomicBool,
+    /// Requests that have not come yet, though the program has given up.
+    late: AtomicUsize,
     /// Whether nothing comes through.
     is_cut: watch::Sender<bool>,
 }
@@ -73,7 +75,8 @@ impl Proxy {
     /// reached.
     pub async fn start(client: Client, seed: u64, kubeconfig: PathBuf) -> Self {
         let (is_cut, _) = watch::channel(false);
-        let state = Arc::new(State { client, random: Mutex::new(Random::new(seed)), is_bad: AtomicBool::new(false), is_cut });
+        let (random, is_bad) = (Mutex::new(Random::new(seed)), AtomicBool::new(false));
+        let state = Arc::new(State { client, random, is_bad, late: AtomicUsize::new(0), is_cut });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let text = format!(
             "apiVersion: v1\nkind: Config\nclusters: [{{name: t, cluster: {{server: \"http://{}\"}}}}]\nusers: [{{name: t, user: {{}}}}]\n\
@@ -98,6 +101,11 @@ impl Proxy {
         self.state.is_bad.store(is_bad, Ordering::Relaxed);
     }
 
+    /// Whether all requests have come.
+    pub fn is_idle(&self) -> bool {
+        self.state.late.load(Ordering::SeqCst) == 0
+    }
+
     /// Whether nothing comes through.
     pub fn cut(&self, is_cut: bool) {
         self.state.is_cut.send_replace(is_cut);
@@ -120,9 +128,15 @@ fn fault(state: &State, request: &Request<Incoming>, is_watch: bool) -> Fault {
         return Fault::None;
     }
     let is_write = request.method() != Method::GET;
-    // Of these, what comes late is to be refused. An eviction is of one pod, whenever it comes.
+    // Of these, what comes late is to be refused, but for a pod that is made: it waits at the gate.
+    // An eviction is of one pod, whenever it comes.
     let path = request.uri().path();
-    let is_fenced = path.contains("/nodeplans") || (request.method() == Method::PATCH && path.contains("/pods/"));
+    let is_of_pods = match *request.method() {
+        Method::PATCH => path.contains("/pods/"),
+        Method::POST => path.ends_with("/pods"),
+        _ => false,
+    };
+    let is_fenced = path.contains("/nodeplans") || is_of_pods;
     match state.below(100) {
         0..3 => Fault::Answer(StatusCode::INTERNAL_SERVER_ERROR),
         3..5 => Fault::Answer(StatusCode::TOO_MANY_REQUESTS),
@@ -154,9 +168,11 @@ async fn serve(state: Arc<State>, request: Request<Incoming>) -> Result<Answer, 
         }
         Fault::Late => {
             let request = whole(request).await?;
+            state.late.fetch_add(1, Ordering::SeqCst);
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(1000 + state.below(6000))).await;
                 let _ = state.client.send(request).await;
+                state.late.fetch_sub(1, Ordering::SeqCst);
             });
             return Err("it is late".into());
         }

@@ -118,7 +118,7 @@ fn keeps_less(cluster: &mut Cluster) {
 }
 
 fn nf(cluster: &Cluster) -> NetworkFunctionStatus {
-    let all = statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH));
+    let all = cluster.statuses();
     all.functions.into_iter().next().map_or_else(Default::default, |(_, status)| status)
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pods::{Decision, bind};
+use crate::status::{Touched, statuses_of};
 use crate::{Made, Pod};
 
 /// A cluster with an SLO whose NF has an image, and more than one instance.
@@ -15,8 +16,12 @@ fn cluster(nodes: usize) -> Cluster {
 }
 
 fn image(cluster: &mut Cluster, image: &str) {
+    image_in(cluster, "t", image);
+}
+
+fn image_in(cluster: &mut Cluster, namespace: &str, image: &str) {
     let spec = NetworkFunctionSpec { image: Some(image.into()), ..NetworkFunctionSpec::default() };
-    cluster.world.functions.insert(Key::new("t", "nat"), NetworkFunction::new("nat", spec));
+    cluster.world.functions.insert(Key::new(namespace, "nat"), NetworkFunction::new("nat", spec));
     cluster.world.epoch += 1;
 }
 
@@ -53,7 +58,7 @@ fn act(world: &mut World) -> Vec<Decision> {
 
 /// All that runs is ready.
 fn ready(world: &mut World) {
-    world.pods.values_mut().filter(|pod| !pod.is_gated).filter_map(|pod| pod.made.as_mut()).for_each(|made| made.is_ready = true);
+    world.pods.values_mut().filter(|pod| !pod.is_gated && pod.made.is_some()).for_each(|pod| pod.is_ready = true);
 }
 
 /// What is decided, by kind: pods that are made, bound and deleted.
@@ -142,10 +147,7 @@ fn another_image_goes_from_pod_to_pod_and_stops_at_one_that_does_not_start() {
     assert_eq!(kinds(&act(&mut cluster.world)), [0, 0, 1]);
     while !act(&mut cluster.world).is_empty() {}
     assert_eq!((left(&cluster), cluster.world.pods.len()), (count - 1, count), "the new one is not ready");
-    let rolled = |cluster: &Cluster| {
-        let all = statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).functions;
-        all[0].1.conditions[0].clone()
-    };
+    let rolled = |cluster: &Cluster| cluster.statuses().functions[0].1.conditions[0].clone();
     let said = rolled(&cluster);
     assert!(said.reason == "Rolling" && said.message.starts_with(&format!("{} pods are of", count - 1)), "{said:?}");
     assert!(said.message.contains("; the pod t/web-nat-") && said.message.contains("is waited for"), "{said:?}");
@@ -162,6 +164,63 @@ fn another_image_goes_from_pod_to_pod_and_stops_at_one_that_does_not_start() {
     // Pods of another SLO of that name are none of this one's.
     cluster.world.slos.get_mut(&Key::new("t", "web")).unwrap().metadata.uid = Some("other".into());
     assert_eq!(kinds(&bind(&cluster.world)), [0, 0, 1]);
+}
+
+#[test]
+fn an_nf_waits_for_its_own_pods_alone() {
+    let mut cluster = cluster(3);
+    cluster.tenant("u");
+    image_in(&mut cluster, "u", "nf:1");
+    cluster.ask_in("u", "web", reserved("web", 12e6), Match { port: Some("other".into()), ..Match::default() });
+    cluster.run();
+    while !act(&mut cluster.world).is_empty() {}
+    ready(&mut cluster.world);
+    let of = |cluster: &Cluster, namespace: &str| -> Vec<Key> {
+        cluster.world.pods.keys().filter(|key| key.namespace == namespace).cloned().collect()
+    };
+    assert!(of(&cluster, "t").len() > 1 && of(&cluster, "u").len() > 1);
+    ["t", "u"].iter().for_each(|namespace| image_in(&mut cluster, namespace, "nf:2"));
+    cluster.run();
+    // One of the other tenant's instances has no pod.
+    let gone = of(&cluster, "u").remove(0);
+    cluster.world.pods.remove(&gone);
+    let decided = bind(&cluster.world);
+    assert_eq!(kinds(&decided), [1, 0, 1]);
+    for decision in &decided {
+        let wanted = if matches!(decision, Decision::Create(_)) { "u" } else { "t" };
+        assert_eq!(decision.pod().namespace, wanted, "{decision:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_changes_touches_its_slo_and_an_nf_by_its_turnover_alone() {
+    let mut cluster = cluster(2);
+    cluster.promise("other", 1e6);
+    cluster.run();
+    while !act(&mut cluster.world).is_empty() {}
+    ready(&mut cluster.world);
+    let before = decide(&cluster.world).turnovers;
+    assert!(before.is_empty(), "{before:?}");
+    let key = cluster.world.pods.keys().find(|key| key.name.starts_with("web-")).unwrap().clone();
+    cluster.world.pods.get_mut(&key).unwrap().is_ready = false;
+    let turnovers = decide(&cluster.world).turnovers;
+    let mut touched = Touched::default();
+    touched.note_pod(&key, &cluster.world.pods[&key]);
+    touched.note_turnovers(&before, &turnovers);
+    let expected = Touched { slos: [Key::new("t", "web")].into(), functions: [Key::new("t", "nat")].into() };
+    assert_eq!(touched, expected);
+    // What is said of them is the same as where all are looked at, and of others nothing is said.
+    let some = statuses_of(&touched, &cluster.world, &cluster.memo, &turnovers, &Time(Timestamp::UNIX_EPOCH));
+    let mut all = cluster.statuses();
+    assert_eq!((all.slos.len(), all.functions.len()), (2, 1));
+    all.slos.retain(|(key, _)| key.name == "web");
+    assert_eq!((some.slos, some.functions), (all.slos, all.functions));
+    assert!(some.chains.is_empty() && some.profiles.is_empty() && some.classes.is_empty());
+    let mut touched = Touched::default();
+    touched.note_turnovers(&turnovers, &turnovers);
+    assert!(touched.is_empty());
+    touched.note_turnovers(&turnovers, &before);
+    assert_eq!(touched.functions, expected.functions, "it is over");
 }
 
 #[test]

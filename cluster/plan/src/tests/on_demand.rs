@@ -3,6 +3,7 @@
 use sluice_cluster_types::{Footprint, OnDemand};
 
 use super::*;
+use crate::Pod;
 use crate::share::{CALM, LONGEST, LOOK};
 
 fn on_demand(most_instances: Option<i64>, most_pps: Option<f64>) -> SloSpec {
@@ -40,6 +41,58 @@ fn one_on_demand_grows_when_a_node_asks_up_to_its_cap() {
         cluster.run();
         assert_eq!(cluster.instances("web").len(), has);
     }
+}
+
+#[test]
+fn one_without_a_pod_that_runs_says_so() {
+    let mut cluster = Cluster::new(1);
+    let key = Key::new("t", "nat");
+    cluster.world.functions.insert(key, NetworkFunction::new("nat", NetworkFunctionSpec::default()));
+    cluster.ask("web", on_demand(Some(1), None));
+    cluster.promise("firm", 1e6);
+    cluster.run();
+    let said = |cluster: &Cluster| {
+        let status = cluster.status("web");
+        (status.state.clone(), status.conditions[2].reason.clone(), status.why)
+    };
+    let lacks = |cluster: &Cluster| {
+        let (state, reason, why) = said(cluster);
+        assert_eq!((state.as_str(), reason.as_str()), ("violated", "NotAttached"));
+        let words = ["no pod of the NF \"nat\" is ready on node n000", "-n t -l sluice.dev/slo=web,sluice.dev/function=nat"];
+        assert!(words.iter().all(|words| why.contains(words)), "{why}");
+    };
+    // Its node says that the latency is kept: no packet is late.
+    lacks(&cluster);
+    assert_eq!(cluster.said("firm").0, "kept", "of what is reserved, the node measures it");
+    let pod = Pod {
+        slo: "web".into(),
+        function: "nat".into(),
+        instance: Some(cluster.instances("web")[0].1.number),
+        node: Some(node_name(0)),
+        is_ready: true,
+        ..Pod::default()
+    };
+    let key = Key::new("t", "p");
+    cluster.world.pods.insert(key.clone(), pod.clone());
+    let kept = || ("kept".to_string(), "Measured".to_string(), String::new());
+    assert_eq!(said(&cluster), kept());
+    for other in [
+        Pod { is_ready: false, ..pod.clone() },
+        Pod { is_ending: true, ..pod.clone() },
+        Pod { node: Some("other".into()), ..pod.clone() },
+        Pod { slo: "firm".into(), ..pod.clone() },
+    ] {
+        cluster.world.pods.insert(key.clone(), other);
+        lacks(&cluster);
+    }
+    // Before its NF has attached once, nothing is measured.
+    let status = cluster.world.plans.get_mut("n000").unwrap().status.as_mut().unwrap();
+    status.uses.iter_mut().for_each(|one| one.state = "new".into());
+    assert_eq!(said(&cluster), ("ready".into(), "NotMeasured".into(), String::new()));
+    // A program of the node has no pods.
+    cluster.tenant("t");
+    cluster.run();
+    assert_eq!(said(&cluster), kept());
 }
 
 #[test]

@@ -5,12 +5,12 @@ use sluice_cluster_types::{Has, NfProfileStatus, ServerClassStatus};
 use super::*;
 
 fn profile_status(cluster: &Cluster, name: &str) -> NfProfileStatus {
-    let all = statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).profiles;
+    let all = cluster.statuses().profiles;
     all.into_iter().find(|(key, _)| *key == Key::new("t", name)).unwrap().1
 }
 
 fn class_status(cluster: &Cluster) -> ServerClassStatus {
-    let mut all = statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).classes;
+    let mut all = cluster.statuses().classes;
     assert_eq!((all.len(), all[0].0.as_str()), (1, "a"));
     all.remove(0).1
 }
@@ -35,7 +35,7 @@ fn a_profile_says_how_many_slos_are_planned_by_it_and_why_none_is() {
     // What is said already is not said again.
     let status = profile_status(&cluster, "nat");
     cluster.world.profiles.get_mut(&Key::new("t", "nat")).unwrap().status = Some(status);
-    assert!(statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).profiles.is_empty());
+    assert!(cluster.statuses().profiles.is_empty());
     let add = |cluster: &mut Cluster, name: &str, seconds: i64, change: fn(&mut sluice_slo::profile::Profile)| {
         let mut one = NfProfile::new(name, NfProfileSpec { profile: profile() });
         one.metadata.creation_timestamp = Some(Time(Timestamp::from_second(seconds).unwrap()));
@@ -62,7 +62,7 @@ fn a_class_says_which_node_has_less_than_it_says() {
     let status = class_status(&cluster);
     assert_eq!((status.nodes, status.fitting, status.conditions[0].reason.as_str()), (3, 3, "Fits"));
     cluster.world.classes.get_mut("a").unwrap().status = Some(status);
-    assert!(statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).classes.is_empty());
+    assert!(cluster.statuses().classes.is_empty());
     let shape = shape();
     let all = Has { cpu: shape.cpu.clone(), cores: shape.cores, ways: shape.llc_ways, memory_mib: shape.memory_mib };
     let less = [
@@ -79,7 +79,7 @@ fn a_class_says_which_node_has_less_than_it_says() {
         assert!(one.message.contains("as n001, which has") && one.message.contains(word), "{}", one.message);
     }
     cluster.world.plans.get_mut("n001").unwrap().status.as_mut().unwrap().has = Some(all);
-    assert!(statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).classes.is_empty(), "it has what it says");
+    assert!(cluster.statuses().classes.is_empty(), "it has what it says");
     // Numbers by which what runs there would not fit.
     cluster.promise("web", 1e6);
     cluster.run();

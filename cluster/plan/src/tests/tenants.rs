@@ -25,7 +25,7 @@ fn of_two_tenants_with_the_same_packets_the_younger_is_refused() {
     let (reason, message) = cluster.why("a", "web").unwrap();
     assert!(reason == "IngressTaken" && message.contains("the SLO t/web") && message.contains("VLAN"), "{message}");
     assert!(cluster.is_kept("web"));
-    let chains = statuses(&cluster.world, &cluster.memo, &Time(Timestamp::UNIX_EPOCH)).chains;
+    let chains = cluster.statuses().chains;
     let of = |namespace: &str| &chains.iter().find(|(key, _)| key.namespace == namespace).unwrap().1.conditions[0];
     assert_eq!((of("a").reason.as_str(), of("t").reason.as_str()), ("IngressTaken", "Promised"));
     // Another operator, which knows neither, decides the same; and then they are apart.
