@@ -21,7 +21,7 @@
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
-//! | 0 | magic, version, slots, hand-over on or off; whether any slot is favoured | the manager |
+//! | 0 | magic, version, slots; whether any slot is favoured | the manager |
 //! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
 //! | 128 | `pending`: one bit a slot that got packets | set by the manager, cleared by the NF |
 //! | then | `returned`: one bit a slot that returned some | set by the NF, cleared by the manager |
@@ -61,8 +61,7 @@ const HOLD: usize = 8;
 const SHARE: usize = 12;
 const LEVEL: usize = 16;
 const PRESSING: usize = 20;
-const HAND_OVER: usize = 16;
-const ANY_FAVOURED: usize = 20;
+const ANY_FAVOURED: usize = 16;
 
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
@@ -117,7 +116,7 @@ pub struct CorePage {
     slots: u32,
     /// Offset of the first slot.
     first: usize,
-    /// As it was when the page was made or mapped: later writes by a neighbour change nothing.
+    /// Not read from the page, where a neighbour could change it.
     hands_over: bool,
 }
 
@@ -134,21 +133,19 @@ impl CorePage {
         // Relaxed: no other process has the descriptor yet.
         page.word64(0).store(MAGIC, Ordering::Relaxed);
         page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
-        page.word(HAND_OVER).store(u32::from(hand_over), Ordering::Relaxed);
         Ok((memory, page))
     }
 
-    /// Maps a core page that a manager passed.
+    /// Maps a core page that a manager passed, and that has this many slots. `hands_over` is what
+    /// the manager said.
     ///
     /// # Errors
     /// [`MemoryError::TooSmall`] if it does not hold `slots` slots.
-    pub fn map(fd: std::os::fd::BorrowedFd<'_>, slots: u32) -> Result<Self, MemoryError> {
+    pub fn map(fd: std::os::fd::BorrowedFd<'_>, slots: u32, hands_over: bool) -> Result<Self, MemoryError> {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(MemoryError::TooSmall { actual: 0, expected: bytes(MAX_SLOTS) });
         }
-        let mut page = Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, first: slots_at(slots), hands_over: false };
-        page.hands_over = page.word(HAND_OVER).load(Ordering::Relaxed) != 0;
-        Ok(page)
+        Ok(Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, first: slots_at(slots), hands_over })
     }
 
     /// Whether two values share one mapping.
@@ -900,6 +897,14 @@ mod tests {
         post(&page, 1, 1);
         page.taken(1).store(77, Ordering::Relaxed);
         assert_eq!(page.choose(None, NOW), None);
+    }
+
+    #[test]
+    fn whether_nfs_hand_over_is_not_read_from_the_page() {
+        let (memory, page) = CorePage::create(2, true).unwrap();
+        (0..CACHE_LINE).step_by(4).for_each(|offset| page.word(offset).store(0, Ordering::Relaxed));
+        let is_said = [true, false].map(|said| CorePage::map(memory.fd(), 2, said).unwrap().hands_over());
+        assert_eq!(is_said, [true, false]);
     }
 
     #[test]
