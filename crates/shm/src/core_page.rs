@@ -95,6 +95,13 @@ pub struct Said {
     pub pressing: u32,
 }
 
+impl Said {
+    /// Whether level and pressing count are examined ([`CorePage::favour`]).
+    pub fn is_favoured(&self) -> bool {
+        self.level != 0 || self.pressing != 0
+    }
+}
+
 /// Bytes of one bit per slot, in whole cache lines.
 fn bits_bytes(slots: u32) -> usize {
     ((slots as usize).div_ceil(64) * 8).next_multiple_of(CACHE_LINE)
@@ -274,7 +281,7 @@ impl CorePage {
         self.slot_word(slot, PRESSING).store(packets, Ordering::Relaxed);
     }
 
-    /// Whether any slot has ever been favoured.
+    /// Whether any slot has been favoured since an NF of the page ended last.
     #[inline(always)]
     pub fn has_favoured(&self) -> bool {
         self.word(ANY_FAVOURED).load(Ordering::Relaxed) != 0
@@ -293,7 +300,7 @@ impl CorePage {
             };
         }
         if is_favoured && !self.has_favoured() {
-            self.word(ANY_FAVOURED).store(1, Ordering::Relaxed);
+            self.set_any_favoured(true);
         }
         differs
     }
@@ -310,7 +317,33 @@ impl CorePage {
                 wrong += 1;
             }
         }
-        wrong + u32::from(self.favour(slot, said.level != 0 || said.pressing != 0))
+        wrong + u32::from(self.favour(slot, said.is_favoured()))
+    }
+
+    /// Clears marks of slots that no NF has, to which others would hand the core over. `given` has
+    /// a bit for each slot of an NF, up to the last one. True if one of the others was marked as
+    /// having packets.
+    pub fn sweep(&self, given: &[u64]) -> bool {
+        let mut found = false;
+        for index in 0..self.words() {
+            let given = given.get(index).copied().unwrap_or(0);
+            // Relaxed: hints. Bits of slots with an NF stay, whatever others do to them meanwhile.
+            let clear = |word: &AtomicU64| {
+                let is_marked = word.load(Ordering::Relaxed) & !given != 0;
+                if is_marked {
+                    word.fetch_and(given, Ordering::Relaxed);
+                }
+                is_marked
+            };
+            found |= clear(self.pending_word(index));
+            clear(self.favoured_word(index));
+        }
+        found
+    }
+
+    /// Sets whether NFs look for favoured slots; [`favour`](Self::favour) has them do so, too.
+    pub fn set_any_favoured(&self, any: bool) {
+        self.word(ANY_FAVOURED).store(u32::from(any), Ordering::Relaxed);
     }
 
     /// The budget as a two's complement word; negative if overdrawn.
@@ -997,6 +1030,26 @@ mod tests {
         page.favoured_word(1).store(0, Ordering::Relaxed);
         assert_eq!(page.restore(68, &said), 2);
         assert_eq!((page.depth(68).load(Ordering::Relaxed), page.favoured_word(1).load(Ordering::Relaxed)), (3, 1 << 4));
+    }
+
+    #[test]
+    fn marks_of_slots_without_an_nf_are_cleared_and_those_of_others_stay() {
+        let page = page(130);
+        let mark = || {
+            for slot in [3, 64, 129] {
+                post(&page, slot, 1);
+                page.favour(slot, true);
+            }
+        };
+        mark();
+        assert!(page.sweep(&[1 << 3]));
+        let favoured = |index: usize| page.favoured_word(index).load(Ordering::Relaxed);
+        let marks = || [0, 1, 2].map(|index| (page.pending(index), favoured(index)));
+        assert_eq!(marks(), [(1 << 3, 1 << 3), (0, 0), (0, 0)]);
+        assert!(!page.sweep(&[1 << 3]));
+        mark();
+        assert!(!page.sweep(&[1 << 3, 1, 2]), "NFs have them");
+        assert_eq!(marks(), [(1 << 3, 1 << 3), (1, 1), (2, 2)]);
     }
 
     /// Xorshift: the same noise in each run.

@@ -17,7 +17,8 @@
 //!
 //! Every [`LOOK_NS`] some NFs are checked more closely, round-robin:
 //! - Words of the manager that changed are written again, as is the bit that a sleeping NF has
-//!   packets. If that recurs, the page is distrusted for [`DISTRUST_NS`].
+//!   packets, and marks of slots without an NF are cleared. If that recurs, the page is distrusted
+//!   for [`DISTRUST_NS`].
 //! - An NF with packets that has not moved is *rescued*: woken by its own doorbell, whatever the
 //!   page says, with its part of a round. If no NF on the core has moved for
 //!   [`Handover::still_ns`], that is at once. Else it counts as *neglected* after
@@ -378,6 +379,8 @@ impl Handover {
             // The former one has ended.
             at => self.members[at as usize - 1] = member,
         }
+        // What was said of it before may have been cleared.
+        self.page.restore(handle.slot, &handle.said());
         self.mine[slot / 64] |= 1 << (slot % 64);
         self.count_alone();
     }
@@ -394,6 +397,8 @@ impl Handover {
         self.next = 0;
         self.count_alone();
         self.page.release(handle.slot);
+        // Nothing that it wrote stays. One that is favoured from now on says so again.
+        self.page.set_any_favoured(self.members.iter().any(|member| member.handle.said().is_favoured()));
     }
 
     fn count_alone(&mut self) {
@@ -490,7 +495,8 @@ impl Handover {
             self.moved_ns = now;
             self.members.iter_mut().for_each(|member| (member.moved_ns, member.since_ns) = (now, now));
         }
-        let (mut late, mut wrong) = ([0usize; LOOKED_AT], 0);
+        // No honest NF marks a slot that none has, so one mark is enough.
+        let (mut late, mut wrong) = ([0usize; LOOKED_AT], if self.page.sweep(&self.mine) { LIES.0 } else { 0 });
         let mut waiting = 0;
         for _ in 0..self.members.len().min(LOOKED_AT) {
             if self.next >= self.members.len() {

@@ -443,6 +443,50 @@ fn a_thread_that_did_not_run_blames_nobody() {
     assert!(rig.handover.members[0].silences.n == 1 && rig.wakes(1) == 1);
 }
 
+/// Says that a slot has had packets for a second, and goes before all others.
+fn raise_ghost(page: &CorePage, slot: u32, now: u64) {
+    page.posted(slot).store(page.taken(slot).load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    page.set_level(slot, 9);
+    page.endow(slot, 10 * MS);
+    page.set_pending(slot, now - 1_000 * MS);
+    page.favour(slot, true);
+}
+
+#[test]
+fn a_slot_that_no_nf_has_is_nobody_that_others_wait_for() {
+    let mut rig = Rig::new(3);
+    rig.now += 1_000 * MS;
+    rig.pass(0);
+    (0..2).for_each(|nf| rig.post(nf, 5));
+    // NF 2 says so of two slots and of its own, and ends.
+    [2, 9, 63].iter().for_each(|slot| raise_ghost(rig.page(), *slot, rig.now));
+    let handle = rig.nfs[2].handle.clone();
+    rig.handover.remove(&handle);
+    let page = rig.page().clone();
+    page.favour(63, true);
+    assert_eq!((page.choose(Some(0), rig.now), page.is_preceded(0)), (Some(9), true));
+    page.running().store(10, Ordering::Relaxed);
+    rig.pass(LOOK_NS);
+    assert_eq!((page.pending(0), page.choose(Some(0), rig.now), page.is_preceded(0)), (0b11, Some(1), false));
+    assert!([1, 2].contains(&rig.running()), "one that has packets has the core: {}", rig.running());
+    for nf in &rig.nfs[..2] {
+        assert_eq!(page.restore(nf.handle.slot, &nf.handle.said()), 0);
+        assert_eq!(page.waiting(nf.handle.slot), 5);
+    }
+    assert_eq!(rig.handover.distrust_until_ns, 0, "it was said once");
+    for _ in 0..2 {
+        raise_ghost(&page, 9, rig.now);
+        rig.pass(LOOK_NS);
+        assert_eq!(page.pending(0) & !0b11, 0);
+    }
+    assert!(rig.handover.distrust_until_ns > rig.now);
+    // The last one that says such a thing takes it along.
+    assert!(page.has_favoured());
+    let handle = rig.nfs[1].handle.clone();
+    rig.handover.remove(&handle);
+    assert!(!page.has_favoured());
+}
+
 /// NF 0's lie: it has the core, and is to have it next.
 fn claim(page: &CorePage) {
     page.running().store(1, Ordering::Relaxed);
