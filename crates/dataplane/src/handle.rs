@@ -443,8 +443,9 @@ impl NfHandle {
     }
 
     /// Wakes it whatever the pages say. Unless it hears its own doorbell, wakes up to `sleepers`
-    /// waiters of its doorbell on the core page, where others can wait, too.
-    pub fn rouse(&self, sleepers: u32) {
+    /// waiters of its doorbell on the core page, where others can wait, too. Returns how many of
+    /// these it woke.
+    pub fn rouse(&self, sleepers: u32) -> usize {
         // SeqCst: what it is woken for is visible before we read how it sleeps. It says that it
         // sleeps, then looks for work: one of the two sees the other.
         fence(Ordering::SeqCst);
@@ -452,9 +453,7 @@ impl NfHandle {
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
         // Always its own: another waker rang one of the two, and it may wait for both.
         doorbell::ring(self.region.page.doorbell());
-        if says & asleep::HEARS == 0 {
-            doorbell::ring_for(self.core_page.doorbell(self.slot), sleepers);
-        }
+        if says & asleep::HEARS == 0 { doorbell::ring_for(self.core_page.doorbell(self.slot), sleepers) } else { 0 }
     }
 
     /// Whether it stands still through no fault of its own: it sleeps with unread packets, and was
