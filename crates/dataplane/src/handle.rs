@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 use std::sync::{Arc, OnceLock};
 
 use sluice_api::model::{NfCounts, SchedCounts};
+use sluice_ownership::agree;
 use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Reservation;
 use sluice_policy::sched::threshold::Rules;
@@ -348,18 +349,12 @@ impl NfHandle {
         self.favour();
     }
 
-    /// The page's bit follows level and pressing, which two threads decide.
+    /// The page's bit follows level and pressing, which several threads decide.
     fn favour(&self) {
-        loop {
-            let is_favoured = || self.level() != 0 || self.said.pressing.load(Ordering::Relaxed) != 0;
-            let before = is_favoured();
-            self.core_page.favour(self.slot, before);
-            // SeqCst: of two threads that change a word and then the bit, the later one sees both.
-            fence(Ordering::SeqCst);
-            if is_favoured() == before {
-                return;
-            }
-        }
+        let write = |is_favoured| {
+            self.core_page.favour(self.slot, is_favoured);
+        };
+        agree::follow(|| self.said().is_favoured(), write);
     }
 
     /// Writes on the core page whether its neighbours may start it, after a change of that.
