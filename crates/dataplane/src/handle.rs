@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 use std::sync::{Arc, OnceLock};
 
 use sluice_api::model::{NfCounts, SchedCounts};
+use sluice_ownership::agree;
 use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Reservation;
 use sluice_policy::sched::threshold::Rules;
@@ -348,18 +349,12 @@ impl NfHandle {
         self.favour();
     }
 
-    /// The page's bit follows level and pressing, which two threads decide.
+    /// The page's bit follows level and pressing, which several threads decide.
     fn favour(&self) {
-        loop {
-            let is_favoured = || self.level() != 0 || self.said.pressing.load(Ordering::Relaxed) != 0;
-            let before = is_favoured();
-            self.core_page.favour(self.slot, before);
-            // SeqCst: of two threads that change a word and then the bit, the later one sees both.
-            fence(Ordering::SeqCst);
-            if is_favoured() == before {
-                return;
-            }
-        }
+        let write = |is_favoured| {
+            self.core_page.favour(self.slot, is_favoured);
+        };
+        agree::follow(|| self.said().is_favoured(), write);
     }
 
     /// Writes on the core page whether its neighbours may start it, after a change of that.
@@ -443,8 +438,9 @@ impl NfHandle {
     }
 
     /// Wakes it whatever the pages say. Unless it hears its own doorbell, wakes up to `sleepers`
-    /// waiters of its doorbell on the core page, where others can wait, too.
-    pub fn rouse(&self, sleepers: u32) {
+    /// waiters of its doorbell on the core page, where others can wait, too. Returns how many of
+    /// these it woke.
+    pub fn rouse(&self, sleepers: u32) -> usize {
         // SeqCst: what it is woken for is visible before we read how it sleeps. It says that it
         // sleeps, then looks for work: one of the two sees the other.
         fence(Ordering::SeqCst);
@@ -452,9 +448,7 @@ impl NfHandle {
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
         // Always its own: another waker rang one of the two, and it may wait for both.
         doorbell::ring(self.region.page.doorbell());
-        if says & asleep::HEARS == 0 {
-            doorbell::ring_for(self.core_page.doorbell(self.slot), sleepers);
-        }
+        if says & asleep::HEARS == 0 { doorbell::ring_for(self.core_page.doorbell(self.slot), sleepers) } else { 0 }
     }
 
     /// Whether it stands still through no fault of its own: it sleeps with unread packets, and was

@@ -41,6 +41,7 @@ pub mod played;
 mod rest;
 mod shortlist;
 mod snapshot;
+mod thefts;
 
 use drain::{MOST_LOOKED_AT, Returns};
 use handover::Handover;

@@ -667,6 +667,7 @@ mod tests {
             region: RegionLayout::new(2, 256).unwrap(),
             slots: 8,
             slot: 3,
+            hands_over: true,
             name: "ids.0".into(),
             core: 1,
             poll: false,

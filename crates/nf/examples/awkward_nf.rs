@@ -10,6 +10,7 @@
 //! | `bits` | a thread keeps marking all slots as having packets and the core as free |
 //! | `claim SLOT` | a thread keeps giving this slot the core; others are suspended without budget |
 //! | `quiet SLOT` | a thread keeps giving its own slot the core; others have no packets or budget |
+//! | `ghost` | a thread keeps saying that the last slot, of no NF, has packets and goes first |
 //! | `steal N` | N threads wait on the doorbells of slots 0 to 7, to take their wakes |
 //! | `requeue` | a thread keeps moving the sleepers of these doorbells to a word of its own |
 //! | `old` | does nothing bad; cannot wait on two futexes, as on a kernel before 5.16 |
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 use sluice_nf::{Burst, Context, Handler, run};
+use sluice_shm::clock::monotonic_ns;
 use sluice_shm::doorbell;
 
 const LINE: usize = 64;
@@ -104,6 +106,23 @@ impl Core {
         }
     }
 
+    /// Says that the last slot has had packets for a second, and goes before all others.
+    fn raise_ghost(self) {
+        let slot = self.slots - 1;
+        let since_us = (monotonic_ns() / 1_000).wrapping_sub(1_000_000) as u32;
+        // Posted, level, budget and since when.
+        for (offset, value) in [(0, 1), (16, 9), (2 * LINE + 8, 10_000_000), (2 * LINE + 12, since_us)] {
+            self.slot(slot, offset).store(value, Ordering::Relaxed);
+        }
+        for bits in [0, 2] {
+            // Pending and favoured.
+            let word = self.words.at(2 * LINE + bits * self.bits_bytes() + slot / 32 * 4);
+            word.fetch_or(1 << (slot % 32), Ordering::Relaxed);
+        }
+        // Some slot is favoured.
+        self.words.at(16).store(1, Ordering::Relaxed);
+    }
+
     /// Gives the core to `mine`, so that the others cannot take it.
     fn claim(self, mine: usize) {
         self.words.at(LINE).store(mine as u32 + 1, Ordering::Relaxed);
@@ -171,6 +190,10 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
             let is_quiet = mode == "quiet";
             forever(Duration::ZERO, move || if is_quiet { core.hide_others(slot) } else { core.claim(slot) });
         }
+        Some("ghost") => {
+            let core = Core::new();
+            forever(Duration::ZERO, move || core.raise_ghost());
+        }
         Some("steal") => {
             let core = Core::new();
             let threads = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(16usize);
@@ -191,7 +214,7 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
         }
         // See main().
         Some("old") => {}
-        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim, quiet, steal, requeue or old".into()),
+        _ => return Err("say one of make, hang, block, noise, flood, bits, claim, quiet, ghost, steal, requeue or old".into()),
     }
     Ok(Neighbour { block })
 }

@@ -110,7 +110,7 @@ impl Engine {
 
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
-        let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
+        let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots, welcome.hands_over)?));
         let poll = welcome.poll;
         let shared: &'static Page = Box::leak(Box::new(page.clone()));
         let place = Place { core, slot: welcome.slot, poll, page: shared };

@@ -1,9 +1,10 @@
 //! The owner of each frame, and the number of packets on their way to each NF.
 //!
 //! Packet threads share no other writable words about frames and credits. The crate holds every
-//! step that changes one, and nothing else, so that a model checker can run the same functions as
-//! the manager (`make loom`): two or three threads, a few frames, at most four preemptions; see
-//! `model.rs`. All of it is in the manager's private memory: no NF can write it.
+//! step that changes one, so that a model checker can run the same functions as the manager (`make
+//! loom`): two or three threads, a few frames, at most four preemptions; see `model.rs`. All of it
+//! is in the manager's private memory: no NF can write it. For the model checker one more step is
+//! here, by which threads agree on a bit ([`agree`]).
 //!
 //! # The rules
 //! 1. A frame that no NF has is in the hands of one thread (or of a queue between threads). Its
@@ -23,6 +24,7 @@
 //! By 2 and 3 no thread writes a word that names an NF whose rings all threads have given up. So
 //! the thread that drains it finds all its frames in the table, while the other threads go on.
 
+pub mod agree;
 pub mod credits;
 pub mod frames;
 mod sync;

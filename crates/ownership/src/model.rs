@@ -1,5 +1,6 @@
 //! Models of packet threads that pass frames to an NF, reclaim them, and let the NF go, and of the
-//! scan for paths without packets while packets change frames or are given away: `make loom`.
+//! scan for paths without packets while packets change frames or are given away: `make loom`. Last
+//! comes a model of threads that agree on a bit.
 //!
 //! # What is tried
 //! The interleavings of two or three threads with one to three frames that loom distinguishes, and
@@ -17,8 +18,8 @@ use loom::thread;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::{self, Consumer, Producer};
 
-use crate::sync::Ordering;
-use crate::{FrameTable, Held, Moves, credits, in_hand, owner};
+use crate::sync::{Ordering, fence};
+use crate::{FrameTable, Held, Moves, agree, credits, in_hand, owner};
 
 /// More preemptions take hours, and have found nothing more.
 const PREEMPTIONS: usize = 4;
@@ -380,4 +381,58 @@ fn threads_that_let_in_at_once_stay_within_the_limit_and_below_nothing() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(count.load(Ordering::Relaxed), 0);
     });
+}
+
+/// Has a bit follow words.
+type Follow = fn(&dyn Fn() -> bool, &dyn Fn(bool));
+
+/// As the manager does it.
+fn fence_before_and_behind(wanted: &dyn Fn() -> bool, write: &dyn Fn(bool)) {
+    agree::follow(wanted, write);
+}
+
+/// Too little: a thread that finds the bit as it wants it may have looked before the other one
+/// wrote it, and shows its own word only later.
+fn fence_behind(wanted: &dyn Fn() -> bool, write: &dyn Fn(bool)) {
+    loop {
+        let is_wanted = wanted();
+        write(is_wanted);
+        fence(Ordering::SeqCst);
+        if wanted() == is_wanted {
+            return;
+        }
+    }
+}
+
+/// One thread clears its word, another sets its own, and a bit is to say whether any word is set.
+fn two_decide(follow: Follow) {
+    let words = Arc::new([1, 0, 1].map(AtomicU32::new));
+    let threads = [0u32, 1].map(|value| {
+        let words = words.clone();
+        thread::spawn(move || {
+            let [first, second, bit] = &*words;
+            [first, second][value as usize].store(value, Ordering::Relaxed);
+            let is_set = |word: &AtomicU32| word.load(Ordering::Relaxed) != 0;
+            let wanted = || is_set(first) || is_set(second);
+            let write = |is_wanted: bool| {
+                if is_set(bit) != is_wanted {
+                    bit.store(u32::from(is_wanted), Ordering::Relaxed);
+                }
+            };
+            follow(&wanted, &write);
+        })
+    });
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(words[2].load(Ordering::Relaxed), 1, "the bit does not follow");
+}
+
+#[test]
+fn a_bit_follows_the_words_of_two_threads() {
+    check(two_decide, fence_before_and_behind as Follow);
+}
+
+#[test]
+#[should_panic(expected = "the bit does not follow")]
+fn threads_that_look_at_a_bit_before_their_words_are_visible_are_found_out() {
+    check(two_decide, fence_behind as Follow);
 }

@@ -1,4 +1,4 @@
-//! The atomics of both modules: the processor's, or loom's when it checks the model.
+//! The atomics of the modules: the processor's, or loom's when it checks the model.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

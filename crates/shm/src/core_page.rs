@@ -21,7 +21,7 @@
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
-//! | 0 | magic, version, slots, hand-over on or off; whether any slot is favoured | the manager |
+//! | 0 | magic, version, slots; whether any slot is favoured | the manager |
 //! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
 //! | 128 | `pending`: one bit a slot that got packets | set by the manager, cleared by the NF |
 //! | then | `returned`: one bit a slot that returned some | set by the NF, cleared by the manager |
@@ -61,8 +61,7 @@ const HOLD: usize = 8;
 const SHARE: usize = 12;
 const LEVEL: usize = 16;
 const PRESSING: usize = 20;
-const HAND_OVER: usize = 16;
-const ANY_FAVOURED: usize = 20;
+const ANY_FAVOURED: usize = 16;
 
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
@@ -96,6 +95,13 @@ pub struct Said {
     pub pressing: u32,
 }
 
+impl Said {
+    /// Whether level and pressing count are examined ([`CorePage::favour`]).
+    pub fn is_favoured(&self) -> bool {
+        self.level != 0 || self.pressing != 0
+    }
+}
+
 /// Bytes of one bit per slot, in whole cache lines.
 fn bits_bytes(slots: u32) -> usize {
     ((slots as usize).div_ceil(64) * 8).next_multiple_of(CACHE_LINE)
@@ -117,7 +123,7 @@ pub struct CorePage {
     slots: u32,
     /// Offset of the first slot.
     first: usize,
-    /// As it was when the page was made or mapped: later writes by a neighbour change nothing.
+    /// Not read from the page, where a neighbour could change it.
     hands_over: bool,
 }
 
@@ -134,21 +140,19 @@ impl CorePage {
         // Relaxed: no other process has the descriptor yet.
         page.word64(0).store(MAGIC, Ordering::Relaxed);
         page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
-        page.word(HAND_OVER).store(u32::from(hand_over), Ordering::Relaxed);
         Ok((memory, page))
     }
 
-    /// Maps a core page that a manager passed.
+    /// Maps a core page that a manager passed, and that has this many slots. `hands_over` is what
+    /// the manager said.
     ///
     /// # Errors
     /// [`MemoryError::TooSmall`] if it does not hold `slots` slots.
-    pub fn map(fd: std::os::fd::BorrowedFd<'_>, slots: u32) -> Result<Self, MemoryError> {
+    pub fn map(fd: std::os::fd::BorrowedFd<'_>, slots: u32, hands_over: bool) -> Result<Self, MemoryError> {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(MemoryError::TooSmall { actual: 0, expected: bytes(MAX_SLOTS) });
         }
-        let mut page = Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, first: slots_at(slots), hands_over: false };
-        page.hands_over = page.word(HAND_OVER).load(Ordering::Relaxed) != 0;
-        Ok(page)
+        Ok(Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, first: slots_at(slots), hands_over })
     }
 
     /// Whether two values share one mapping.
@@ -277,7 +281,7 @@ impl CorePage {
         self.slot_word(slot, PRESSING).store(packets, Ordering::Relaxed);
     }
 
-    /// Whether any slot has ever been favoured.
+    /// Whether any slot has been favoured since an NF of the page ended last.
     #[inline(always)]
     pub fn has_favoured(&self) -> bool {
         self.word(ANY_FAVOURED).load(Ordering::Relaxed) != 0
@@ -296,7 +300,7 @@ impl CorePage {
             };
         }
         if is_favoured && !self.has_favoured() {
-            self.word(ANY_FAVOURED).store(1, Ordering::Relaxed);
+            self.set_any_favoured(true);
         }
         differs
     }
@@ -313,7 +317,33 @@ impl CorePage {
                 wrong += 1;
             }
         }
-        wrong + u32::from(self.favour(slot, said.level != 0 || said.pressing != 0))
+        wrong + u32::from(self.favour(slot, said.is_favoured()))
+    }
+
+    /// Clears marks of slots that no NF has, to which others would hand the core over. `given` has
+    /// a bit for each slot of an NF, up to the last one. True if one of the others was marked as
+    /// having packets.
+    pub fn sweep(&self, given: &[u64]) -> bool {
+        let mut found = false;
+        for index in 0..self.words() {
+            let given = given.get(index).copied().unwrap_or(0);
+            // Relaxed: hints. Bits of slots with an NF stay, whatever others do to them meanwhile.
+            let clear = |word: &AtomicU64| {
+                let is_marked = word.load(Ordering::Relaxed) & !given != 0;
+                if is_marked {
+                    word.fetch_and(given, Ordering::Relaxed);
+                }
+                is_marked
+            };
+            found |= clear(self.pending_word(index));
+            clear(self.favoured_word(index));
+        }
+        found
+    }
+
+    /// Sets whether NFs look for favoured slots; [`favour`](Self::favour) has them do so, too.
+    pub fn set_any_favoured(&self, any: bool) {
+        self.word(ANY_FAVOURED).store(u32::from(any), Ordering::Relaxed);
     }
 
     /// The budget as a two's complement word; negative if overdrawn.
@@ -903,6 +933,14 @@ mod tests {
     }
 
     #[test]
+    fn whether_nfs_hand_over_is_not_read_from_the_page() {
+        let (memory, page) = CorePage::create(2, true).unwrap();
+        (0..CACHE_LINE).step_by(4).for_each(|offset| page.word(offset).store(0, Ordering::Relaxed));
+        let is_said = [true, false].map(|said| CorePage::map(memory.fd(), 2, said).unwrap().hands_over());
+        assert_eq!(is_said, [true, false]);
+    }
+
+    #[test]
     fn a_sleeper_starts_the_next_one_and_is_woken_itself() {
         let page = page(2);
         post(&page, 1, 5);
@@ -992,6 +1030,26 @@ mod tests {
         page.favoured_word(1).store(0, Ordering::Relaxed);
         assert_eq!(page.restore(68, &said), 2);
         assert_eq!((page.depth(68).load(Ordering::Relaxed), page.favoured_word(1).load(Ordering::Relaxed)), (3, 1 << 4));
+    }
+
+    #[test]
+    fn marks_of_slots_without_an_nf_are_cleared_and_those_of_others_stay() {
+        let page = page(130);
+        let mark = || {
+            for slot in [3, 64, 129] {
+                post(&page, slot, 1);
+                page.favour(slot, true);
+            }
+        };
+        mark();
+        assert!(page.sweep(&[1 << 3]));
+        let favoured = |index: usize| page.favoured_word(index).load(Ordering::Relaxed);
+        let marks = || [0, 1, 2].map(|index| (page.pending(index), favoured(index)));
+        assert_eq!(marks(), [(1 << 3, 1 << 3), (0, 0), (0, 0)]);
+        assert!(!page.sweep(&[1 << 3]));
+        mark();
+        assert!(!page.sweep(&[1 << 3, 1, 2]), "NFs have them");
+        assert_eq!(marks(), [(1 << 3, 1 << 3), (1, 1), (2, 2)]);
     }
 
     /// Xorshift: the same noise in each run.

@@ -82,6 +82,8 @@ pub struct Welcome {
     pub slots: u32,
     /// This NF's slot.
     pub slot: u32,
+    /// Whether NFs of the core page that go to sleep start the next one.
+    pub hands_over: bool,
     /// This NF's name.
     pub name: String,
     /// Processor that the NF belongs on; `u32::MAX` for any.
@@ -238,7 +240,7 @@ impl Answer {
                 {
                     out.u32(word);
                 }
-                for word in [w.slots, w.slot, w.core, u32::from(w.poll), w.linger_ns] {
+                for word in [w.slots, w.slot, u32::from(w.hands_over), w.core, u32::from(w.poll), w.linger_ns] {
                     out.u32(word);
                 }
                 out.u64(w.clock_scale);
@@ -270,8 +272,8 @@ impl Answer {
                     rings: input.u32()?,
                     reserved: input.u32()?,
                 };
-                let (slots, slot, core) = (input.u32()?, input.u32()?, input.u32()?);
-                let (poll, linger_ns) = (input.u32()? != 0, input.u32()?);
+                let (slots, slot, hands_over) = (input.u32()?, input.u32()?, input.u32()? != 0);
+                let (core, poll, linger_ns) = (input.u32()?, input.u32()? != 0, input.u32()?);
                 let clock_scale = input.u64()?;
                 let name = input.text(NAME)?;
                 let (ports, services, chains) = (input.texts()?, input.texts()?, input.texts()?);
@@ -283,6 +285,7 @@ impl Answer {
                     region,
                     slots,
                     slot,
+                    hands_over,
                     name,
                     core,
                     poll,
@@ -365,6 +368,7 @@ mod tests {
             region: RegionLayout::new(2, 256).unwrap(),
             slots: 8,
             slot: 3,
+            hands_over: true,
             name: "ids.0".into(),
             core: 1,
             poll: false,

@@ -129,6 +129,11 @@ fn the_core_claimed_and_all_others_said_to_wait() {
 }
 
 #[test]
+fn a_slot_that_no_nf_has_said_to_go_first() {
+    settle(&["ghost"]);
+}
+
+#[test]
 fn wakes_that_are_stolen() {
     settle(&["steal", "32"]);
 }

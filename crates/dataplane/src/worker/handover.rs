@@ -17,7 +17,8 @@
 //!
 //! Every [`LOOK_NS`] some NFs are checked more closely, round-robin:
 //! - Words of the manager that changed are written again, as is the bit that a sleeping NF has
-//!   packets. If that recurs, the page is distrusted for [`DISTRUST_NS`].
+//!   packets, and marks of slots without an NF are cleared. If that recurs, the page is distrusted
+//!   for [`DISTRUST_NS`].
 //! - An NF with packets that has not moved is *rescued*: woken by its own doorbell, whatever the
 //!   page says, with its part of a round. If no NF on the core has moved for
 //!   [`Handover::still_ns`], that is at once. Else it counts as *neglected* after
@@ -44,8 +45,8 @@
 //!
 //! # Limits
 //! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
-//! checked less often, so rescues come later. An NF in whose place more than [`SLEEPERS`] threads
-//! of others wait, and that was not rescued before, sleeps until its timeout (a second).
+//! checked less often, so rescues come later. An NF behind more sleepers than its rescues wake
+//! ([`super::thefts`]) sleeps until its timeout (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,6 +55,7 @@ use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
 use sluice_shm::core_page::{CorePage, WHOLE};
 
 use super::shortlist::{CANDIDATES, Named, Shortlist};
+use super::thefts::{CROWD, GUARDED_NS, Thefts};
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
 
@@ -86,14 +88,6 @@ const LONGEST_DOUBLING: u32 = 7;
 /// This many rescues of a neglected NF, each soon after the last, make its page distrusted.
 const NEGLECTS: u32 = 2 * STRIKES;
 const NEGLECT_NS: u64 = 1_000_000_000;
-/// From this many rescues on, an NF also waits for its own doorbell, for this time in nanoseconds.
-/// That costs it more, but a sleeper in its place gets none of the manager's wakes. Counts rescues
-/// between which it moved, each within this time of the last.
-const THEFTS: u32 = 2;
-const GUARDED_NS: u64 = 1_000_000_000;
-/// Sleepers on an NF's doorbell on the page that these rescues wake: as many as an NF has threads,
-/// unless its service has more `pids`. In later rescues it hears its own doorbell.
-const SLEEPERS: u32 = 256;
 /// Nanoseconds between searches of a page that named NFs, none of which can run.
 const FRUITLESS_NS: u64 = 10_000;
 
@@ -143,10 +137,7 @@ struct Member {
     /// Rescues while no NF moved, or slices held meanwhile; and rescues while others moved.
     silences: Strikes,
     neglects: Strikes,
-    /// Rescues between which it moved, and when the last one was.
-    rescues: u32,
-    rescued_ns: u64,
-    moved_when_rescued: u64,
+    thefts: Thefts,
     /// When it joins hand-overs again, if it is alone.
     alone_until_ns: u64,
     /// It is alone until it moves.
@@ -175,9 +166,7 @@ impl Member {
             pause_ns: 0,
             silences: Strikes::default(),
             neglects: Strikes::default(),
-            rescues: 0,
-            rescued_ns: 0,
-            moved_when_rescued: 0,
+            thefts: Thefts::default(),
             alone_until_ns: 0,
             is_absent: false,
             guarded_until_ns: 0,
@@ -238,23 +227,16 @@ impl Member {
         self.guarded_until_ns != 0 && !self.is_alone() && self.handle.is_deaf()
     }
 
-    /// Counts a rescue. Returns how many waiters of its doorbell on the page to wake: at first, all
-    /// that may be ahead of it; later it hears its own doorbell.
-    fn count_rescue(&mut self, now: u64) -> u32 {
+    /// Counts a rescue on a page with this many NFs. Returns how many sleepers on its doorbell on
+    /// the page to wake.
+    fn count_rescue(&mut self, nfs: usize, now: u64) -> u32 {
         let moved = self.moved();
-        let is_soon = now.saturating_sub(std::mem::replace(&mut self.rescued_ns, now)) <= GUARDED_NS;
-        if !is_soon {
-            self.rescues = 0;
-        } else if moved == self.moved_when_rescued && self.rescues < THEFTS {
-            return 1;
-        }
-        self.moved_when_rescued = moved;
-        self.rescues = self.rescues.saturating_add(1);
-        if self.rescues >= THEFTS {
+        let sleepers = self.thefts.count(moved, nfs, now);
+        if self.thefts.recur() {
             self.guarded_until_ns = now + GUARDED_NS;
             self.handle.set_guarded(true);
         }
-        if self.rescues <= THEFTS { SLEEPERS } else { 1 }
+        sleepers
     }
 
     #[inline]
@@ -378,6 +360,8 @@ impl Handover {
             // The former one has ended.
             at => self.members[at as usize - 1] = member,
         }
+        // What was said of it before may have been cleared.
+        self.page.restore(handle.slot, &handle.said());
         self.mine[slot / 64] |= 1 << (slot % 64);
         self.count_alone();
     }
@@ -394,6 +378,8 @@ impl Handover {
         self.next = 0;
         self.count_alone();
         self.page.release(handle.slot);
+        // Nothing that it wrote stays. One that is favoured from now on says so again.
+        self.page.set_any_favoured(self.members.iter().any(|member| member.handle.said().is_favoured()));
     }
 
     fn count_alone(&mut self) {
@@ -490,7 +476,8 @@ impl Handover {
             self.moved_ns = now;
             self.members.iter_mut().for_each(|member| (member.moved_ns, member.since_ns) = (now, now));
         }
-        let (mut late, mut wrong) = ([0usize; LOOKED_AT], 0);
+        // No honest NF marks a slot that none has, so one mark is enough.
+        let (mut late, mut wrong) = ([0usize; LOOKED_AT], if self.page.sweep(&self.mine) { LIES.0 } else { 0 });
         let mut waiting = 0;
         for _ in 0..self.members.len().min(LOOKED_AT) {
             if self.next >= self.members.len() {
@@ -725,17 +712,17 @@ impl Handover {
             }
         }
         let is_deaf = self.page.hands_over() && self.members[at].is_deaf();
-        let member = &mut self.members[at];
+        let (nfs, member) = (self.members.len(), &mut self.members[at]);
         // It got its turn, and gets time to use it.
         member.since_ns = now;
-        let mut sleepers = member.count_rescue(now);
+        let mut sleepers = member.count_rescue(nfs, now);
         if is_deaf {
             // Once it is awake, it waits for its own doorbell alone.
-            (member.alone_until_ns, sleepers) = (member.alone_until_ns.max(now + GUARDED_NS), SLEEPERS);
+            (member.alone_until_ns, sleepers) = (member.alone_until_ns.max(now + GUARDED_NS), CROWD);
             self.set_alone(at, true);
         }
         let member = &mut self.members[at];
-        member.handle.rouse(sleepers);
+        member.thefts.woke(sleepers, member.handle.rouse(sleepers));
         member.handle.rung_ns.store(now, Ordering::Relaxed);
         member.handle.counters[index].api.wakes.add(1);
     }

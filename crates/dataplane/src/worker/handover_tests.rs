@@ -1,4 +1,8 @@
+use std::sync::atomic::AtomicU32;
+use std::thread::JoinHandle;
+
 use sluice_shm::descriptor::Descriptor;
+use sluice_shm::doorbell;
 use sluice_shm::page::{Control, asleep};
 use sluice_shm::ring::{Consumer, Producer};
 
@@ -160,7 +164,7 @@ impl Nf {
     }
 
     /// A word of its rx ring: 0 is the head, 1 the tail.
-    fn cursor(&self, which: usize) -> &std::sync::atomic::AtomicU32 {
+    fn cursor(&self, which: usize) -> &AtomicU32 {
         let region = &self.handle.region;
         region.memory.mapping().atomic_u32(region.page.layout().rings as usize + which * 64).unwrap()
     }
@@ -443,6 +447,50 @@ fn a_thread_that_did_not_run_blames_nobody() {
     assert!(rig.handover.members[0].silences.n == 1 && rig.wakes(1) == 1);
 }
 
+/// Says that a slot has had packets for a second, and goes before all others.
+fn raise_ghost(page: &CorePage, slot: u32, now: u64) {
+    page.posted(slot).store(page.taken(slot).load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    page.set_level(slot, 9);
+    page.endow(slot, 10 * MS);
+    page.set_pending(slot, now - 1_000 * MS);
+    page.favour(slot, true);
+}
+
+#[test]
+fn a_slot_that_no_nf_has_is_nobody_that_others_wait_for() {
+    let mut rig = Rig::new(3);
+    rig.now += 1_000 * MS;
+    rig.pass(0);
+    (0..2).for_each(|nf| rig.post(nf, 5));
+    // NF 2 says so of two slots and of its own, and ends.
+    [2, 9, 63].iter().for_each(|slot| raise_ghost(rig.page(), *slot, rig.now));
+    let handle = rig.nfs[2].handle.clone();
+    rig.handover.remove(&handle);
+    let page = rig.page().clone();
+    page.favour(63, true);
+    assert_eq!((page.choose(Some(0), rig.now), page.is_preceded(0)), (Some(9), true));
+    page.running().store(10, Ordering::Relaxed);
+    rig.pass(LOOK_NS);
+    assert_eq!((page.pending(0), page.choose(Some(0), rig.now), page.is_preceded(0)), (0b11, Some(1), false));
+    assert!([1, 2].contains(&rig.running()), "one that has packets has the core: {}", rig.running());
+    for nf in &rig.nfs[..2] {
+        assert_eq!(page.restore(nf.handle.slot, &nf.handle.said()), 0);
+        assert_eq!(page.waiting(nf.handle.slot), 5);
+    }
+    assert_eq!(rig.handover.distrust_until_ns, 0, "it was said once");
+    for _ in 0..2 {
+        raise_ghost(&page, 9, rig.now);
+        rig.pass(LOOK_NS);
+        assert_eq!(page.pending(0) & !0b11, 0);
+    }
+    assert!(rig.handover.distrust_until_ns > rig.now);
+    // The last one that says such a thing takes it along.
+    assert!(page.has_favoured());
+    let handle = rig.nfs[1].handle.clone();
+    rig.handover.remove(&handle);
+    assert!(!page.has_favoured());
+}
+
 /// NF 0's lie: it has the core, and is to have it next.
 fn claim(page: &CorePage) {
     page.running().store(1, Ordering::Relaxed);
@@ -584,13 +632,58 @@ fn one_that_takes_packets_back_and_again_does_not_move() {
     assert!(rig.wakes(0) < 12 + 16 + 2 * 45 + 16, "{}", rig.wakes(0));
 }
 
+/// Threads that sleep on the doorbell of slot 0.
+fn crowd(page: &CorePage, threads: usize) -> Vec<JoinHandle<()>> {
+    let waiting: &'static [AtomicU32] = Box::leak((0..threads).map(|_| AtomicU32::new(0)).collect::<Box<[_]>>());
+    let seen = page.doorbell(0).load(Ordering::Relaxed);
+    let start = |mine: &'static AtomicU32| {
+        let page = page.clone();
+        let sleeper = move || {
+            mine.store(rustix::thread::gettid().as_raw_pid() as u32, Ordering::Relaxed);
+            doorbell::wait(page.doorbell(0), seen, None);
+        };
+        std::thread::Builder::new().stack_size(1 << 18).spawn(sleeper).unwrap()
+    };
+    let threads = waiting.iter().map(start).collect();
+    let sleeps = |thread: &AtomicU32| {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.load(Ordering::Relaxed)));
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S')))
+    };
+    for thread in waiting {
+        while !sleeps(thread) {
+            std::thread::yield_now();
+        }
+    }
+    threads
+}
+
+#[test]
+fn one_that_sleeps_behind_more_than_a_rescue_wakes_is_reached_by_the_next_one() {
+    let mut rig = Rig::new(2);
+    let page = rig.page().clone();
+    let threads = crowd(&page, CROWD as usize + 20);
+    rig.post(0, 5);
+    rig.nfs[0].handle.region.page.asleep().store(asleep::ASLEEP, Ordering::Relaxed);
+    page.running().store(1, Ordering::Relaxed);
+    let rescue = |rig: &mut Rig| {
+        let before = rig.wakes(0);
+        while rig.wakes(0) == before {
+            rig.pass(STEP_NS);
+        }
+    };
+    rescue(&mut rig);
+    while threads.iter().filter(|thread| thread.is_finished()).count() < CROWD as usize {
+        std::thread::yield_now();
+    }
+    // It has not moved.
+    rescue(&mut rig);
+    assert_eq!(doorbell::ring_for(page.doorbell(0), u32::MAX >> 1), 0, "still slept");
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
 #[test]
 fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
-    use std::sync::atomic::AtomicU32;
-
-    use sluice_shm::doorbell;
-
-    const CROWD: usize = 40;
+    const THREADS: usize = 40;
     let mut rig = Rig::new(2);
     let rescue = |rig: &mut Rig| {
         rig.nfs[0].work();
@@ -606,29 +699,11 @@ fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
     (0..3).for_each(|_| rescue(&mut rig));
     assert!(rig.is_alone(0));
     // Its own threads wait for its doorbell.
-    let waiting: &'static [AtomicU32; CROWD] = Box::leak(Box::new([const { AtomicU32::new(0) }; CROWD]));
     let page = rig.page().clone();
-    let seen = page.doorbell(0).load(Ordering::Relaxed);
-    let threads: Vec<_> = waiting
-        .iter()
-        .map(|mine| {
-            let page = page.clone();
-            std::thread::spawn(move || {
-                mine.store(rustix::thread::gettid().as_raw_pid() as u32, Ordering::Relaxed);
-                doorbell::wait(page.doorbell(0), seen, None);
-            })
-        })
-        .collect();
-    let sleeps = |thread: &AtomicU32| {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.load(Ordering::Relaxed)));
-        stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S')))
-    };
-    while !waiting.iter().all(sleeps) {
-        std::thread::yield_now();
-    }
+    let threads = crowd(&page, THREADS);
     (0..10).for_each(|_| rescue(&mut rig));
     let left = doorbell::ring_for(page.doorbell(0), u32::MAX >> 1);
-    assert!(left >= CROWD - 10, "{left} of {CROWD} still slept");
+    assert!(left >= THREADS - 10, "{left} of {THREADS} still slept");
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 

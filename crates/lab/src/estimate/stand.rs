@@ -288,6 +288,7 @@ fn welcome(subject: &Subject, core: usize, geometry: Geometry, region: RegionLay
         region,
         slots: 1,
         slot: 0,
+        hands_over: false,
         name: subject.name.clone(),
         core: core as u32,
         poll: true,

@@ -268,6 +268,7 @@ impl Supervisor {
             region: handle.region.page.layout(),
             slots: place.page.slots(),
             slot: place.slot,
+            hands_over: place.page.hands_over(),
             name: handle.name.clone(),
             core: handle.core as u32,
             poll: handle.poll,

@@ -161,6 +161,7 @@ impl Supervisor {
             region: memory.layout(),
             slots: 1,
             slot: 0,
+            hands_over: false,
             name,
             core: core as u32,
             // Also where instances poll: it has what others leave of the core.

@@ -151,6 +151,7 @@ impl Manager {
             region: layout,
             slots: self.core.slots(),
             slot,
+            hands_over: self.core.hands_over(),
             name: hello.name,
             core: u32::MAX,
             poll: mode.poll,

@@ -179,7 +179,7 @@ mod tests {
             attached: Attached::map(region.memory.fd(), layout).unwrap(),
             region: Mapping::new(region.memory.fd(), layout.bytes as usize, false).unwrap(),
             core: Mapping::new(memory.fd(), core_page::bytes(SLOTS), false).unwrap(),
-            page: CorePage::map(memory.fd(), SLOTS).unwrap(),
+            page: CorePage::map(memory.fd(), SLOTS, true).unwrap(),
             slot: 1,
             processor: 0,
         };

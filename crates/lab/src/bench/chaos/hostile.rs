@@ -372,7 +372,7 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
         everything(&memories, &mut rx, &mut tx);
     }
     if let Some((.., attack)) = ATTACKS.into_iter().find(|(name, ..)| *name == mode) {
-        let shared = CorePage::map(page_file.as_fd(), welcome.slots)?;
+        let shared = CorePage::map(page_file.as_fd(), welcome.slots, welcome.hands_over)?;
         let attached = Attached { page, rx, tx };
         attack(AttackingNf { attached, region: raw, core, page: shared, slot: welcome.slot, processor: welcome.core });
     }

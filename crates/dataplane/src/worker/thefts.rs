@@ -1,0 +1,111 @@
+//! How many sleepers a rescue wakes, where others may sleep in an NF's place.
+//!
+//! The kernel wakes those that sleep on a doorbell in the order in which they came. So the NF is
+//! reached when as many were woken as came before it; those that sleep again come behind it. Each
+//! wake costs the manager time, so it wakes many only where there were many.
+
+/// From this many rescues on, an NF also waits for its own doorbell, for this time in nanoseconds.
+/// That costs it more, but a sleeper in its place gets none of the manager's wakes. Counts rescues
+/// between which it moved, each within this time of the last.
+const THEFTS: u32 = 2;
+pub(super) const GUARDED_NS: u64 = 1_000_000_000;
+/// Sleepers that a rescue wakes at most: as many as an NF has threads, unless its service has more
+/// `pids`.
+pub(super) const CROWD: u32 = 256;
+/// Most crowds that are woken for an NF which does not move.
+const CROWDS: usize = 8;
+
+/// Rescues of an NF, as far as others may have taken its wakes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Thefts {
+    /// Rescues between which it moved, each soon after the last.
+    n: u32,
+    /// When the last rescue was, and what it had moved then.
+    last_ns: u64,
+    moved: u64,
+    /// Crowds that were woken since it moved, and whether the last one may not have been all.
+    crowds: usize,
+    are_more: bool,
+}
+
+impl Thefts {
+    /// Counts a rescue at `now` of an NF that has moved so much, on a page with this many NFs.
+    /// Returns how many sleepers to wake: at first, all that may be before it; later it hears its
+    /// own doorbell.
+    pub(super) fn count(&mut self, moved: u64, nfs: usize, now: u64) -> u32 {
+        let is_soon = now.saturating_sub(std::mem::replace(&mut self.last_ns, now)) <= GUARDED_NS;
+        let has_moved = std::mem::replace(&mut self.moved, moved) != moved;
+        if is_soon && !has_moved {
+            if self.are_more && self.crowds < nfs.min(CROWDS) {
+                self.crowds += 1;
+                return CROWD;
+            }
+            if self.n < THEFTS {
+                return 1;
+            }
+        }
+        self.n = if is_soon { self.n.saturating_add(1) } else { 1 };
+        self.crowds = 1;
+        if self.n <= THEFTS { CROWD } else { 1 }
+    }
+
+    /// Notes how many of those that were to be woken were there.
+    pub(super) fn woke(&mut self, asked: u32, woken: usize) {
+        self.are_more = asked > 1 && woken >= asked as usize;
+    }
+
+    /// Whether it is to wait for its own doorbell, too.
+    pub(super) fn recur(&self) -> bool {
+        self.n >= THEFTS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const NOW: u64 = 5_000 * MS;
+
+    /// How many rescues it takes to wake an NF that came after all these others, which sleep again
+    /// at once; None: more than 50.
+    fn rescues_behind(others: u32, nfs: usize) -> Option<u64> {
+        let (mut thefts, mut before_it) = (Thefts::default(), others);
+        for n in 1..=50 {
+            let asked = thefts.count(0, nfs, NOW + n * MS);
+            thefts.woke(asked, asked.min(others + 1) as usize);
+            if asked > before_it {
+                return Some(n);
+            }
+            before_it -= asked;
+        }
+        None
+    }
+
+    #[test]
+    fn one_that_sleeps_behind_the_threads_of_several_nfs_is_reached_by_as_many_rescues() {
+        const THREADS: u32 = CROWD - 1;
+        for thieves in 1..=7 {
+            assert_eq!(rescues_behind(thieves * THREADS, 1 + thieves as usize), Some(thieves.into()), "{thieves}");
+        }
+        // Fewer NFs have no more threads, and there is an end.
+        assert_eq!(rescues_behind(3 * CROWD, 2), None);
+        assert_eq!(rescues_behind(9 * CROWD, 100), None);
+    }
+
+    #[test]
+    fn crowds_are_woken_only_where_there_are_some() {
+        let mut thefts = Thefts::default();
+        assert_eq!(thefts.count(0, 9, NOW), CROWD);
+        thefts.woke(CROWD, 1);
+        assert_eq!(thefts.count(0, 9, NOW + MS), 1, "it alone was there");
+        thefts.woke(1, 1);
+        assert_eq!(thefts.count(0, 9, NOW + 2 * MS), 1, "one is no crowd");
+        assert!(!thefts.recur());
+        assert_eq!((thefts.count(7, 9, NOW + 3 * MS), thefts.recur()), (CROWD, true));
+        thefts.woke(CROWD, CROWD as usize);
+        assert_eq!(thefts.count(9, 9, NOW + 4 * MS), 1, "it hears its own doorbell");
+        assert_eq!(thefts.count(11, 9, NOW + 5 * MS + GUARDED_NS), CROWD, "it has been forgotten");
+        assert!(!thefts.recur());
+    }
+}
