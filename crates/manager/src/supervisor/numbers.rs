@@ -123,6 +123,7 @@ impl Supervisor {
         if now.duration_since(self.changes.numbers_looked) >= LOOK {
             self.changes.numbers_looked = now;
             self.free_others(now);
+            self.give_up_memory();
         }
     }
 
