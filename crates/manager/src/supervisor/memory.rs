@@ -53,7 +53,8 @@ impl Supervisor {
         let of_programs = self.nfs.values().filter_map(|nf| nf.foreign.as_ref()?.memory());
         let kept: Vec<u8> = of_ports.chain(of_programs).collect();
         let mut wanted = holders(&self.config);
-        wanted.extend(self.config.ports.iter().filter(|port| port.tenant.is_some()).map(|port| Holder::Tenant(port.tenant.clone())));
+        let named = self.config.ports.iter().filter(|port| port.tenant.is_some());
+        wanted.extend(named.map(|port| Holder::Tenant(port.tenant.clone())));
         let unwanted = self.plane.memories().unwanted(&wanted, &kept);
         for number in &unwanted {
             let counted = self.own_memory(*number);
