@@ -113,7 +113,7 @@ impl Numbering {
 }
 
 impl Supervisor {
-    /// Frees numbers that nothing means any more.
+    /// Frees numbers that nothing means any more, and packet memory of tenants that are gone.
     pub(super) fn free_numbers(&mut self) {
         self.end_services();
         if self.nfs.rest_some() {
