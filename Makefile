@@ -120,9 +120,12 @@ loom: ## model check of the ring and of the owners of frames: small models, at m
 
 # As often in all forms together, which differ in threads, tenants and backpressure: see crates/manager/src/dataplane_deaths.rs.
 DEATHS ?= 2000
+# With real processes: see crates/daemon/tests/e2e/faults.rs.
+PROCESS_DEATHS ?= 1000
 .PHONY: deaths
-deaths: ## NFs that cheat and die under load, DEATHS times with each of six sets of packet threads
+deaths: programs ## NFs that cheat and die under load: DEATHS times on a rig of packet threads, PROCESS_DEATHS times as real processes
 	SLUICE_DEATHS=$(DEATHS) cargo test --workspace $(CARGO_FLAGS) $(FEATURES) --lib deaths:: -- --nocapture
+	SLUICE_DEATHS=$(PROCESS_DEATHS) cargo test --workspace $(CARGO_FLAGS) $(FEATURES) --test e2e after_many_deaths -- --nocapture
 
 .PHONY: check
 check: fmt clippy doc docs house deny ## formatting, lints, documentation, layout, licences

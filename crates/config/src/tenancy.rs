@@ -11,7 +11,8 @@ pub enum Holder {
     Tenant(Option<String>),
     /// Packets whose tenant is not known yet. No NF maps this arena.
     Ingress,
-    /// Packets of a tenant whose arena was replaced. No NF maps it; the last packet frees it.
+    /// Packets of a tenant whose arena was replaced or that is gone. No NF maps it; the last packet
+    /// frees it.
     Former,
 }
 

@@ -574,6 +574,17 @@ impl NfHandle {
         }
     }
 
+    /// Counts violations, and has it stopped past `most`. Returns whether it is past it.
+    #[cold]
+    pub fn violates(&self, what: Violation, n: u64, most: u64) -> bool {
+        self.note_violation(what);
+        let is_past = self.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
+        if is_past {
+            self.ask_to_stop(StopReason::Violations);
+        }
+        is_past
+    }
+
     /// Records its latest violation.
     pub fn note_violation(&self, what: Violation) {
         // Relaxed: for reports only; the last thread wins.

@@ -31,7 +31,7 @@ use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent
 use crate::classify::key::{self, FlowKey, SHORT};
 use crate::end::{Drain, Starts};
 use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
-use crate::handle::{NfHandle, StopReason, Violation};
+use crate::handle::{NfHandle, Violation};
 use crate::mark;
 use crate::observers;
 use crate::plane::Plane;
@@ -52,7 +52,7 @@ impl Plane {
                 n
             }
             Err(_) => {
-                drain.is_cut_off = violations(&drain.handle, Violation::TxCursor, 1, self.settings.max_violations);
+                drain.is_cut_off = drain.handle.violates(Violation::TxCursor, 1, self.settings.max_violations);
                 0
             }
         }
@@ -132,7 +132,7 @@ impl Plane {
             handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
         returned.add(accepted);
-        forged == 0 || !violations(handle, what, forged, self.settings.max_violations)
+        forged == 0 || !handle.violates(what, forged, self.settings.max_violations)
     }
 
     /// Handles a claimed packet that has a verdict other than next, is sampled or traced, or has an
@@ -431,7 +431,7 @@ impl Plane {
                                 }
                             }
                             Err(_) => {
-                                violations(&end.handle, Violation::RxCursor, 1, self.settings.max_violations);
+                                end.handle.violates(Violation::RxCursor, 1, self.settings.max_violations);
                             }
                         }
                     }
@@ -486,15 +486,4 @@ pub(crate) fn word_after(step: NextHop, hop: usize, flags: u8, path: u32) -> u64
         NextHop::Nf(nf) => Held { owner: owner::FIRST_NF + nf, hop: hop as u8, flags, path }.pack(),
         NextHop::Port(_) => 0,
     }
-}
-
-/// Counts violations of an NF, and has it stopped past its limit. Returns whether it is past it.
-#[cold]
-pub(crate) fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
-    handle.note_violation(what);
-    let is_past = handle.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
-    if is_past {
-        handle.ask_to_stop(StopReason::Violations);
-    }
-    is_past
 }

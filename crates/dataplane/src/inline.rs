@@ -22,7 +22,7 @@ use crate::chain::Member;
 use crate::chain::{DropReason, NextHop, Path, PathRegistry};
 use crate::frame::Held;
 use crate::handle::{NfHandle, StopReason};
-use crate::hop::{violations, word_after};
+use crate::hop::word_after;
 use crate::observers;
 use crate::plane::Plane;
 
@@ -114,7 +114,7 @@ impl Plane {
     fn run_special(&mut self, registry: &PathRegistry, handle: &NfHandle, path: &Path, word: u64, packet: Descriptor) {
         let before = std::mem::take(&mut self.filled);
         if let Some(violation) = self.special(registry, handle, path, Held::unpack(word), packet) {
-            violations(handle, violation, 1, self.settings.max_violations);
+            handle.violates(violation, 1, self.settings.max_violations);
         }
         if self.filled != 0
             && let Some(Some(end)) = self.nfs.get_mut(handle.number as usize)

@@ -20,9 +20,13 @@
 //! ([`sluice_shm::arena`]), so tables by frame and code that reads and writes frames are
 //! unaffected.
 //!
-//! **Limits.** Arenas are made when needed and stay: a tenant keeps its arena when its last NF has
-//! gone. There is a slot for each tenant in the configuration, and a few for tenants that come
-//! later or arenas that are made anew ([`Memories::renew`]).
+//! Arenas are made when needed. A tenant keeps its arena while the configuration names it, also
+//! without NFs. Then the arena is given up ([`Memories::give_up`]), and removed with its last
+//! packet.
+//!
+//! **Limits.** There is a slot for each tenant in the configuration, and a few for tenants that
+//! come later or arenas that are made anew ([`Memories::renew`]). The ingress arena stays, the last
+//! arena does, and all do where devices keep their frames.
 
 use std::sync::Arc;
 
@@ -207,6 +211,30 @@ impl Memories {
         Ok(fresh)
     }
 
+    /// The arenas of tenants that `wanted` lacks, that no NF has mapped, and that nothing else
+    /// keeps. Devices keep all; and one arena stays.
+    pub fn unwanted(&self, wanted: &[Holder], kept: &[u8]) -> Vec<u8> {
+        if self.devices.is_some() {
+            return Vec::new();
+        }
+        let is_unwanted = |memory: &&TenantMemory| {
+            let is_theirs = matches!(memory.holder, Holder::Tenant(_)) && !wanted.contains(&memory.holder);
+            is_theirs && memory.users == 0 && !kept.contains(&memory.number)
+        };
+        let mut unwanted: Vec<u8> = self.iter().filter(is_unwanted).map(|memory| memory.number).collect();
+        let in_use = self.iter().filter(|memory| memory.holder != Holder::Former).count();
+        unwanted.truncate(in_use.saturating_sub(1));
+        unwanted
+    }
+
+    /// Gives up an [unwanted](Memories::unwanted) arena: nothing is received into it with the next
+    /// tables, its frames come back as packets leave, and then it can be removed. Returns whose it
+    /// was.
+    pub fn give_up(&mut self, number: u8) -> Option<Holder> {
+        let memory = self.memories.get_mut(usize::from(number))?.as_mut()?;
+        Some(std::mem::replace(&mut memory.holder, Holder::Former))
+    }
+
     pub fn former(&self) -> Vec<u8> {
         self.iter().filter(|memory| memory.holder == Holder::Former).map(|memory| memory.number).collect()
     }
@@ -358,6 +386,29 @@ mod tests {
         let mut memories = memories(&config(&["a"], &[("r", &["red"])], &["a r"]));
         let fresh = memories.renew(&Holder::Tenant(Some("red".into()))).unwrap();
         assert_eq!((memories.former(), memories.usual()), (vec![0], fresh));
+    }
+
+    #[test]
+    fn what_a_tenant_that_is_gone_had_is_free_for_others() {
+        let red = config(&["a"], &[("r", &["red"])], &["a r"]);
+        let (wanted, mut memories) = (holders(&red), memories(&red));
+        let tenant = |n: u32| Holder::Tenant(Some(format!("t{n}")));
+        // Far more tenants, one after another, than there are slots.
+        for n in 0..3 * memories.slots() {
+            let (number, is_new) = memories.of(&tenant(n)).unwrap();
+            memories.share(number);
+            assert!(is_new && memories.unwanted(&wanted, &[]).is_empty(), "an NF has it mapped");
+            memories.leave(number);
+            assert!(memories.unwanted(&[tenant(n)], &[0]).is_empty(), "it is in the configuration");
+            assert_eq!((memories.unwanted(&wanted, &[number]), memories.unwanted(&wanted, &[])), (vec![], vec![number]));
+            assert_eq!((memories.give_up(number), memories.former()), (Some(tenant(n)), vec![number]));
+            assert!(memories.unwanted(&wanted, &[]).is_empty() && memories.remove(number));
+        }
+        // Frames of an unknown tenant have an arena at all times.
+        memories.of(&tenant(0)).unwrap();
+        assert_eq!(memories.unwanted(&[Holder::Tenant(None)], &[]), vec![0]);
+        memories.give_up(0);
+        assert_eq!((memories.usual(), memories.unwanted(&[Holder::Tenant(None)], &[])), (1, vec![]));
     }
 
     #[test]

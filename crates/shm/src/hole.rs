@@ -18,6 +18,8 @@
 //! stack, if there is one (Rust's library makes one).
 //!
 //! # Limits
+//! A hole for which the kernel has a page costs a page fault and makes no signal: the number of
+//! pages shows it ([`has_lost_pages`](crate::memory::SharedMemory::has_lost_pages)).
 //! When the kernel itself touches such a page it returns EFAULT. Until it is mended, the page is
 //! private: other processes see another one. The table holds [`ENTRIES`] mappings; holes in others
 //! end the process. A broken memory chip (`BUS_MCEERR_AR`) is no hole.
@@ -242,13 +244,13 @@ fn fill(address: usize) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, BorrowedFd};
     use std::process::Command;
 
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
     use super::*;
-    use crate::memory::{Mapping, SharedMemory};
+    use crate::memory::{HUGEPAGE, Mapping, MemoryFile, Reservation, SharedMemory};
 
     const ROLE: &str = "SLUICE_TEST_HOLE";
 
@@ -291,6 +293,30 @@ mod tests {
         assert_eq!((memory.mapping().holes(), word(memory.mapping(), 4096)), (0, 9), "the page of both");
         assert_eq!(word(memory.mapping(), 0), 7);
         assert!(memory.mend(), "and what is whole stays so");
+    }
+
+    #[test]
+    fn a_hole_that_the_kernel_fills_is_seen_by_the_number_of_pages() {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punch = |fd: BorrowedFd<'_>| fallocate(fd, hole, 4096, 4096).unwrap();
+        let memory = SharedMemory::create("filled", 4 * 4096, false).unwrap();
+        let touch = |page: usize| memory.mapping().atomic_u64(page * 4096).unwrap().store(7, Ordering::Relaxed);
+        assert!(!memory.has_lost_pages());
+        (0..3).for_each(touch);
+        assert!(!memory.has_lost_pages(), "it has more than before");
+        punch(memory.fd());
+        assert_eq!((memory.has_lost_pages(), memory.has_lost_pages()), (true, false), "each loss is seen once");
+        touch(1);
+        assert!(!memory.has_lost_pages());
+        punch(memory.fd());
+        assert!(memory.has_lost_pages() && memory.mapping().holes() == 0);
+        // The same of an arena.
+        let (file, range) = (MemoryFile::create("filled", 4 * 4096, false).unwrap(), Reservation::new(HUGEPAGE).unwrap());
+        range.place(0, &file).unwrap();
+        fallocate(file.fd(), FallocateFlags::KEEP_SIZE, 0, 4 * 4096).unwrap();
+        assert!(!file.has_lost_pages());
+        punch(file.fd());
+        assert_eq!((file.has_lost_pages(), file.has_lost_pages()), (true, false));
     }
 
     #[test]

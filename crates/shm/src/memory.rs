@@ -260,12 +260,27 @@ fn refused(huge: bool, len: usize, error: MemoryError) -> MemoryError {
     }
 }
 
+/// Blocks that a file had when it was last looked at.
+#[derive(Debug, Default)]
+struct Blocks(AtomicU64);
+
+impl Blocks {
+    /// Whether the file has fewer now.
+    fn have_fallen(&self, fd: BorrowedFd<'_>) -> bool {
+        let Ok(stat) = fstat(fd) else { return false };
+        let now = stat.st_blocks as u64;
+        // Relaxed: one thread looks.
+        self.0.swap(now, Ordering::Relaxed) > now
+    }
+}
+
 /// A memfd of this process, to be placed in a [`Reservation`] here and mapped by a peer.
 #[derive(Debug)]
 pub struct MemoryFile {
     fd: OwnedFd,
     len: usize,
     huge: bool,
+    blocks: Blocks,
     /// Where it was placed first, and the holes found there.
     placed: OnceLock<(usize, Registered)>,
 }
@@ -286,7 +301,7 @@ impl MemoryFile {
         let fd = memfd_create(name, flags).map_err(fail("create"))?;
         ftruncate(&fd, len as u64).map_err(fail("size"))?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail("seal"))?;
-        Ok(Self { fd, len, huge, placed: OnceLock::new() })
+        Ok(Self { fd, len, huge, blocks: Blocks::default(), placed: OnceLock::new() })
     }
 
     /// The memfd, which is passed to a peer.
@@ -307,6 +322,11 @@ impl MemoryFile {
     /// Pages that were missing when touched, since it was last whole.
     pub fn holes(&self) -> u32 {
         self.placed.get().map_or(0, |(_, registered)| registered.holes())
+    }
+
+    /// As [`SharedMemory::has_lost_pages`].
+    pub fn has_lost_pages(&self) -> bool {
+        self.blocks.have_fallen(self.fd())
     }
 
     /// As [`SharedMemory::mend`].
@@ -343,6 +363,7 @@ pub struct SharedMemory {
     fd: OwnedFd,
     mapping: Arc<Mapping>,
     huge: bool,
+    blocks: Blocks,
 }
 
 impl SharedMemory {
@@ -367,7 +388,7 @@ impl SharedMemory {
         // Only a file of hugepages is mapped beyond the requested length.
         let len = if huge { file.len } else { len };
         let mapping = Mapping::new(file.fd(), len, populate).map_err(|error| refused(huge, len, error))?;
-        Ok(Self { fd: file.fd, mapping, huge })
+        Ok(Self { fd: file.fd, mapping, huge, blocks: file.blocks })
     }
 
     /// The memfd, which is passed to a peer.
@@ -378,6 +399,13 @@ impl SharedMemory {
     /// The mapping.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
+    }
+
+    /// Whether it has fewer pages than at the last call, as after a hole that the kernel fills at
+    /// the next touch. One that is filled between two calls is not seen. Pages that nobody has
+    /// written to can be lost without a hole: the kernel takes them when memory is short.
+    pub fn has_lost_pages(&self) -> bool {
+        self.blocks.have_fallen(self.fd())
     }
 
     /// Restores shared memory for missing pages, if there is memory now. Returns whether all is

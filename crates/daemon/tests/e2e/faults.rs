@@ -101,7 +101,7 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     settle(daemon);
 }
 
-/// `SLUICE_DEATHS=1000` sets the number of deaths.
+/// `make deaths PROCESS_DEATHS=1000` sets the number of deaths.
 /// An NF that died often waits longer before it restarts, so more deaths take more instances.
 #[test]
 fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_missing() {

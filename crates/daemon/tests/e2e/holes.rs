@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use sluice_api::health::DeathCause;
 use sluice_api::model::NfState;
 
 use crate::skip::skip;
@@ -70,20 +71,20 @@ fn arena_of(daemon: &Daemon) -> PathBuf {
     entries.map(|entry| entry.path()).find(is_arena).expect("it has packet memory")
 }
 
-fn config(folder: &std::path::Path, hugepages: &str) -> String {
+fn config(folder: &std::path::Path, hugepages: &str, keys: &str) -> String {
     let mut text = format!(
         "[manager]\nruntime_dir = {:?}\nidle = \"sleep\"\n[memory]\nframes = 4096\nhugepages = \"{hugepages}\"\n",
         folder.join("run")
     );
     text += &port("load", "gen", "rate = 20000\nflows = 64");
     text += &port("away", "sink", "");
-    text += &service("nf", "sluice-nf-bridge", "");
+    text += &service("nf", "sluice-nf-bridge", keys);
     text + &chain("through", "load", &["nf"], "away", "")
 }
 
-fn start(hugepages: &str) -> Daemon {
+fn start(hugepages: &str, keys: &str) -> Daemon {
     let folder = open_folder();
-    fs::write(folder.path().join("sluice.toml"), config(folder.path(), hugepages)).unwrap();
+    fs::write(folder.path().join("sluice.toml"), config(folder.path(), hugepages, keys)).unwrap();
     Daemon::again(folder)
 }
 
@@ -100,21 +101,49 @@ fn flows(daemon: &mut Daemon) {
 }
 
 #[test]
-fn holes_that_the_host_can_fill_stop_nobody() {
+fn holes_that_the_host_can_fill_stop_nobody_where_no_nf_may_make_them() {
     if !rustix::process::geteuid().is_root() {
         skip("only root may open the daemon's memory, which is what is asserted");
-        let daemon = start("never");
+        let daemon = start("never", "");
         assert!(fs::OpenOptions::new().write(true).open("/proc/1/mem").is_err());
         return daemon.stop();
     }
-    let mut daemon = start("never");
+    let mut daemon = start("never", "");
     flows(&mut daemon);
     for _ in 0..5 {
         punch(&daemon, 4096 * 2240 / 4096 * 4096);
         flows(&mut daemon);
     }
     let stats = daemon.stats();
-    assert_eq!((find_nf(&stats, "nf.0").state, find_nf(&stats, "nf.0").restarts), (NfState::Running, 0));
+    let nf = find_nf(&stats, "nf.0");
+    assert_eq!((nf.state, nf.restarts, nf.violations), (NfState::Running, 0, 0));
+    daemon.silence("through", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn an_nf_that_may_make_holes_is_stopped_for_those_that_the_host_fills() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root may open the daemon's memory");
+    }
+    let other = service("other", "sluice-nf-bridge", "");
+    let mut daemon = start("never", &format!("filter = false\n{other}"));
+    flows(&mut daemon);
+    let until = Instant::now() + PATIENCE;
+    while find_nf(&daemon.stats(), "nf.0").stops == 0 {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        punch(&daemon, 4096 * 2240 / 4096 * 4096);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    daemon.wait_for_log("nf.0 has, or may have, made a hole in shared memory and is stopped");
+    let stats = daemon.wait("it is back", |s| find_nf(s, "nf.0").state == NfState::Running);
+    let (nf, other) = (find_nf(&stats, "nf.0"), find_nf(&stats, "other.0"));
+    let death = nf.last_death.as_ref().expect("it has died");
+    assert!(death.cause == DeathCause::Violations && death.what.contains("made a hole in shared memory"), "{death:?}");
+    // Its filter forbids it.
+    assert_eq!((other.state, other.restarts, other.violations), (NfState::Running, 0, 0));
+    flows(&mut daemon);
     daemon.silence("through", "load");
     daemon.wait_until_empty();
     daemon.stop();
@@ -127,11 +156,11 @@ fn a_hole_that_the_host_cannot_fill_ends_the_nfs_that_could_have_made_it_and_not
         // The host of CI need not have them.
         eprintln!("skipped: no hugepages can be reserved here: what is asserted is that the daemon refuses to start on them");
         let folder = open_folder();
-        let output = crate::support::refusal(folder.path(), &config(folder.path(), "always"));
+        let output = crate::support::refusal(folder.path(), &config(folder.path(), "always", ""));
         assert!(!output.status.success());
         return;
     };
-    let mut daemon = start("always");
+    let mut daemon = start("always", "");
     flows(&mut daemon);
     // Another process takes what comes free, as any user may. The daemon may get a page back that
     // its packets are in; it then goes on with that page's frames until that is gone, too.
@@ -190,7 +219,7 @@ fn a_page_of_rings_or_of_a_core_that_is_missing_ends_the_nf_that_has_it_and_not_
     if !rustix::process::geteuid().is_root() {
         return skip("only root may send the daemon such a signal");
     }
-    let mut daemon = start("never");
+    let mut daemon = start("never", "");
     for (n, (file, what)) in [("sluice-nf", "its own rings"), ("sluice-core", "the page of its core")].into_iter().enumerate() {
         flows(&mut daemon);
         fault(&daemon, addresses_of(&daemon, file)[0]);

@@ -138,6 +138,23 @@ fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     daemon.stop();
 }
 
+#[test]
+fn tenants_come_and_go_however_many() {
+    let mut daemon = Daemon::start("", &service("first", "sluice-nf-bridge", ""));
+    let mut client = daemon.client();
+    // More than there are places for arenas.
+    for n in 0..10 {
+        let tenant = format!("t{n}");
+        let text = format!("name = \"s\"\nexec = \"sluice-nf-bridge\"\ntenant = \"{tenant}\"");
+        client.add_service(&toml::from_str(&text).unwrap()).unwrap();
+        let stats = daemon.wait("its NF runs", |s| find_nf(s, "s.0").state == NfState::Running);
+        assert_eq!(memory(&stats, &tenant).in_use, 0);
+        client.remove_service("s").unwrap();
+        daemon.wait("the end of its memory", |s| s.status.memories.len() == 1);
+    }
+    daemon.stop();
+}
+
 /// Chains of red and blue, each with its own port, and one more of red.
 /// The NF of that one is a bad neighbour, which hangs while a file exists.
 fn one_that_hangs(mark: &Path) -> String {

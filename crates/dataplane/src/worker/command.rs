@@ -155,6 +155,11 @@ impl Worker {
         self.setup.plane.frames.set_usual(usual);
     }
 
+    /// Makes another arena the default one.
+    pub fn use_usual(&mut self, usual: u8) {
+        self.setup.plane.frames.set_usual(usual);
+    }
+
     /// Changes the settings that can change while packets move.
     pub fn tune(&mut self, forward: ForwardSettings, sched: Sched) {
         let plane = &mut self.setup.plane;

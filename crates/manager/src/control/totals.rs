@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use sluice_api::counted::Counters;
-use sluice_api::model::{Chain, Distribution, Nf, NfForeign, Pool, Port, Woken};
+use sluice_api::model::{Chain, Distribution, Memory, Nf, NfForeign, Pool, Port, Woken};
 
 /// Most former names of a kind that are remembered.
 pub const MOST: usize = 1024;
@@ -83,6 +83,16 @@ impl Counted for Port {
         for (name, n) in former.details.iter().filter(|(name, _)| is_counter(name)) {
             *self.details.entry(name.clone()).or_default() += n;
         }
+    }
+}
+
+impl Counted for Memory {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.gate_packets, former.gate_packets);
+        more(&mut self.gate_bytes, former.gate_bytes);
+        more(&mut self.crossing_packets, former.crossing_packets);
+        more(&mut self.crossing_bytes, former.crossing_bytes);
+        more(&mut self.starved, former.starved);
     }
 }
 

@@ -93,6 +93,7 @@ impl fmt::Display for Cause {
                 write!(f, "stopped for violations")?;
                 match (times, last) {
                     (0, Some(last)) => write!(f, ": it {last}"),
+                    (n, Some(last @ Violation::Hole)) => write!(f, ": {n} of them; the last time it {last}"),
                     (n, Some(last)) => write!(f, ": {n} forged descriptors or cursors; the last time it {last}"),
                     (n, None) => write!(f, ": {n} forged descriptors or cursors"),
                 }
@@ -142,5 +143,8 @@ mod tests {
         let said =
             "stopped for violations: 65 forged descriptors or cursors; the last time it returned a frame that it did not have";
         assert_eq!(words(forged), said);
+        let dug = Cause::Violations { times: 65, last: Some(Violation::Hole) };
+        let said = "stopped for violations: 65 of them; the last time it has, or may have, made a hole in shared memory";
+        assert_eq!(words(dug), said);
     }
 }

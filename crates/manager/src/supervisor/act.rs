@@ -12,7 +12,7 @@ use super::nfs::{Action, Again, Event, HELLO_PATIENCE, Nf};
 use super::notice::NoticeKind;
 use crate::controller::events::Subject;
 use sluice_api::model::EventKind;
-use sluice_dataplane::handle::StopReason;
+use sluice_dataplane::handle::{StopReason, Violation};
 use sluice_dataplane::succession::Succession;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::process::Proc;
@@ -154,8 +154,10 @@ fn use_of(nf: &Nf) -> Option<Duration> {
 
 fn stopped(nf: &Nf, stop_reason: StopReason) -> String {
     let violations = nf.handle.as_ref().map_or(0, |handle| handle.violations.load(Ordering::Relaxed));
+    let last = nf.handle.as_ref().and_then(|handle| handle.last_violation());
     match stop_reason {
         StopReason::Stalled => format!("{} {}, and is stopped (manager.stall_ms)", nf.name, offence(stop_reason)),
+        _ if last == Some(Violation::Hole) => format!("{} {} and is stopped", nf.name, Violation::Hole),
         _ => format!("{} forged {violations} descriptors or cursors and is stopped", nf.name),
     }
 }

@@ -11,7 +11,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
 
 use super::act::offence;
-use super::nfs::{Event, Nf, Process, State};
+use super::nfs::{Event, Nf, Process, State, at_once};
 use super::notice::NoticeKind;
 use super::priorities::own_priority;
 use super::{Supervisor, SupervisorError, token};
@@ -202,11 +202,8 @@ impl Supervisor {
         let nf = self.nfs.get(&number).expect("the caller found it");
         let service = self.service_of(nf).expect("an NF has a service");
         let (comes, is_forked) = (service.config.attach, nf.held.pen.is_none());
-        // A zygote has made a fork's handler at some time since the service was added.
-        let now = Instant::now();
-        let told = (if service.config.zygote { service.added } else { now }, now);
         let (handle, place) = self.grant(number)?;
-        let welcome = self.welcome_of(&handle, &place);
+        let (welcome, learned) = (self.welcome_of(&handle, &place), Instant::now());
         // Before it learns its address: its filter keeps it from moving by itself.
         if let (false, Some(pid), Ok(pidfd)) = (comes, caller.peer.pid, caller.peer.pidfd.try_clone()) {
             self.confine(number, pid, pidfd, is_forked);
@@ -217,7 +214,7 @@ impl Supervisor {
         let sent = caller.welcome(&welcome, fds);
         self.feed(number, Event::Granted);
         let nf = self.nfs.get_mut(&number).expect("it is still there");
-        nf.learned = Some(told);
+        nf.learned.push(at_once(learned));
         nf.counted.service_times.get_mut().begin();
         nf.handle = Some(handle);
         nf.request.begin();

@@ -180,8 +180,7 @@ impl Supervisor {
         self.plane.learn_cores(&self.config);
         let pool = PoolState::of(&config, self.plane.threads());
         let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
-        let added = state.added;
-        self.changes.service_numbers.take(number, &mut self.services, state, added);
+        self.changes.service_numbers.take(number, &mut self.services, state, Instant::now());
         self.know_users();
         self.publish_pool(number);
         self.start_zygote(number);

@@ -131,6 +131,7 @@ impl Supervisor {
         // First of all.
         handle.as_deref().into_iter().for_each(leave_core);
         let place = nf.place.take();
+        nf.learned.clear();
         self.controller.remove(number);
         Some(Remains { process, handle, place })
     }

@@ -3,7 +3,19 @@
 //! A missing page is private to the daemon until it is mended, and packets in it are lost. An NF
 //! that has a hole in its own region has made it. A hole in a core page or in packet memory may be
 //! the work of any NF that has it mapped; those with additional rights are suspected first.
+//!
+//! Where the host has a page, it fills the hole at the next touch. Nothing breaks, but the touch
+//! costs the packet thread time, and so all tenants. Such holes are seen at a tick by the number of
+//! pages that the memory has. Each tick with fewer than before is a violation of each NF that has
+//! the memory mapped and whose rights let it make a hole. If there is none, it is nobody's.
+//!
+//! # Limits
+//! A hole that is filled between two ticks is not seen. The longer holes keep the packet thread
+//! busy, the more likely one is open at a tick. An honest NF with such rights can have a few
+//! violations too many where memory is short: the kernel takes pages that nobody has written to,
+//! and the parts of transparent hugepages behind the end of a file.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use sluice_shm::hole;
@@ -29,6 +41,7 @@ fn may_make(service: &ServiceState) -> bool {
 impl Supervisor {
     /// Stops NFs that have made holes, and mends memory.
     pub(super) fn see_holes(&mut self) {
+        self.count_filled();
         let count = hole::count();
         if count != self.host.holes.seen {
             self.host.holes.seen = count;
@@ -38,6 +51,25 @@ impl Supervisor {
         }
         if self.host.holes.is_broken {
             self.mend();
+        }
+    }
+
+    /// Counts holes that the host fills.
+    fn count_filled(&self) {
+        // Each page and arena is looked at once: the answer is about what was lost since then.
+        let (mut pages, mut arenas) = (HashMap::new(), HashMap::new());
+        for nf in self.nfs.values().filter(|nf| self.may_make_holes(nf)) {
+            let Some(handle) = &nf.handle else { continue };
+            let page = nf.place.as_ref().and_then(|place| self.plane.page_memory(place));
+            let arena = nf.place.as_ref().and_then(|place| self.plane.memory_of(place));
+            let losses = [
+                handle.region.memory.has_lost_pages(),
+                page.is_some_and(|page| *pages.entry(std::ptr::from_ref(page)).or_insert_with(|| page.has_lost_pages())),
+                arena.is_some_and(|arena| *arenas.entry(arena.number).or_insert_with(|| arena.file().has_lost_pages())),
+            ];
+            if losses.contains(&true) {
+                handle.violates(Violation::Hole, 1, self.config.manager.max_violations);
+            }
         }
     }
 
@@ -98,9 +130,12 @@ impl Supervisor {
 
     /// The NFs that share a mapping and whose rights let them make a hole; all, if none has.
     fn suspects<'a>(&self, nfs: Vec<&'a Nf>) -> Vec<&'a Nf> {
-        let service = |nf: &Nf| self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
-        let able: Vec<&Nf> = nfs.iter().filter(|nf| service(nf).is_some_and(may_make)).copied().collect();
+        let able: Vec<&Nf> = nfs.iter().filter(|nf| self.may_make_holes(nf)).copied().collect();
         if able.is_empty() { nfs } else { able }
+    }
+
+    fn may_make_holes(&self, nf: &Nf) -> bool {
+        self.services.get(usize::from(nf.service)).and_then(Option::as_ref).is_some_and(may_make)
     }
 
     /// Fills the holes as far as there is memory; the next tick tries the rest again.

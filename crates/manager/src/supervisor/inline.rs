@@ -122,7 +122,7 @@ impl Supervisor {
                 return self.not_loaded(number, why);
             }
         };
-        nf.learned = Some((began, Instant::now()));
+        nf.learned = vec![(began, Instant::now())];
         nf.place = Some(place);
         nf.handle = Some(handle.clone());
         nf.counted.service_times.get_mut().begin();

@@ -1,16 +1,19 @@
-//! Renewal of a tenant's packet memory.
+//! Renewal and end of a tenant's packet memory.
 //!
 //! After an NF was stopped for violations, its tenant's memory may be damaged, and a process may
 //! still have it mapped. Then the tenant can have a fresh arena: its ports receive there, its NFs
 //! are restarted with it, and the packets in the old one leave normally. The old arena is removed
 //! when no NF has it mapped and all its frames have come back. Other tenants are not affected.
+//!
+//! The arena of a tenant that no service or port names, and whose last NF is gone, ends in the same
+//! way.
 
 use super::nfs::Event;
 use super::{Supervisor, SupervisorError};
 use crate::dataplane::PlaneError;
 use crate::memory::NoMemory;
 use sluice_api::config::AfterViolation;
-use sluice_config::tenancy::Holder;
+use sluice_config::tenancy::{Holder, holders};
 
 impl Supervisor {
     /// Gives a tenant a fresh arena, and restarts its NFs.
@@ -44,7 +47,28 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Removes replaced arenas that are empty.
+    /// Gives up the arenas of tenants that are gone.
+    pub(super) fn give_up_memory(&mut self) {
+        let of_ports = self.ports.iter().flatten().filter_map(|port| port.memory);
+        let of_programs = self.nfs.values().filter_map(|nf| nf.foreign.as_ref()?.memory());
+        let kept: Vec<u8> = of_ports.chain(of_programs).collect();
+        let mut wanted = holders(&self.config);
+        let named = self.config.ports.iter().filter(|port| port.tenant.is_some());
+        wanted.extend(named.map(|port| Holder::Tenant(port.tenant.clone())));
+        let unwanted = self.plane.memories().unwanted(&wanted, &kept);
+        for number in &unwanted {
+            let counted = self.own_memory(*number);
+            if let Err(error) = self.plane.give_up(*number) {
+                warn!("{error}");
+            }
+            counted.iter().for_each(|memory| self.seen.past.memory(memory));
+        }
+        if !unwanted.is_empty() {
+            self.publish();
+        }
+    }
+
+    /// Removes former arenas that are empty.
     pub(super) fn drop_former_memory(&mut self) {
         if !self.plane.memories().former().is_empty()
             && let Err(error) = self.plane.drop_former()

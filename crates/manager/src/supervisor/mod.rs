@@ -163,13 +163,11 @@ struct ServiceState {
     zygote: Option<zygote::Zygote>,
     /// Only of a service with a pool.
     pool: Option<pools::PoolState>,
-    added: Instant,
 }
 
 impl ServiceState {
     fn new(config: model::Service, exec: Option<PathBuf>, user: Option<User>, container: Option<Arc<Template>>) -> Self {
-        let (instances, added) = (Vec::new(), Instant::now());
-        Self { config, exec, user, container, instances, next_index: 0, zygote: None, pool: None, added }
+        Self { config, exec, user, container, instances: Vec::new(), next_index: 0, zygote: None, pool: None }
     }
 
     fn core_of(&self, index: u32) -> usize {

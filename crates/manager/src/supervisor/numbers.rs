@@ -11,8 +11,12 @@
 //! NFs learn names and numbers when they attach, and keep them: a verdict names a port or a service
 //! by its number, and a packet its chain. So a number also rests until all NFs that attached during
 //! its former owner's life have ended. No remaining NF knows the former owner of a reused number.
+//! A zygote learns them once, too, for its handler and those of all its forks. It is no obstacle to
+//! numbers of owners that came later, however long it lives.
 //!
 //! # Limits
+//! What was there when an NF or a zygote attached keeps its number for as long as that lives.
+//!
 //! An SDN controller knows ports and chains by their numbers, and its entries outlive them. With a
 //! controller, each of these numbers is assigned once.
 
@@ -21,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::BURST;
 
+use super::nfs::{Learned, at_once};
 use super::{Supervisor, SupervisorError};
 use crate::dataplane::LANE;
 
@@ -56,9 +61,6 @@ impl Rest {
         now.duration_since(ended) >= REST && round.saturating_sub(self.round) >= ROUNDS && !is_known()
     }
 }
-
-/// The intervals in which present NFs have learned names and numbers.
-pub(super) type Learned = Vec<(Instant, Instant)>;
 
 impl Numbering {
     /// The next number, after `given` numbers were assigned; [`Numbering::take`] takes it.
@@ -111,7 +113,7 @@ impl Numbering {
 }
 
 impl Supervisor {
-    /// Frees numbers that nothing means any more.
+    /// Frees numbers that nothing means any more, and packet memory of tenants that are gone.
     pub(super) fn free_numbers(&mut self) {
         self.end_services();
         if self.nfs.rest_some() {
@@ -123,6 +125,7 @@ impl Supervisor {
         if now.duration_since(self.changes.numbers_looked) >= LOOK {
             self.changes.numbers_looked = now;
             self.free_others(now);
+            self.give_up_memory();
         }
     }
 
@@ -135,9 +138,9 @@ impl Supervisor {
             return;
         }
         let round = self.plane.rounds();
-        let nfs = self.nfs.values().filter(|nf| nf.handle.is_some()).filter_map(|nf| nf.learned);
-        let zygotes = self.services.iter().flatten().filter(|service| service.zygote.is_some());
-        let learned: Learned = nfs.chain(zygotes.map(|service| (service.added, now))).collect();
+        let nfs = self.nfs.values().flat_map(|nf| nf.learned.iter().copied());
+        let zygotes = self.services.iter().flatten().filter_map(|service| service.zygote.as_ref()?.learned());
+        let learned: Learned = nfs.chain(zygotes.map(at_once)).collect();
         if !kinds.iter().any(|numbers| numbers.are_due(now, round, &learned)) {
             return;
         }
@@ -222,15 +225,18 @@ mod tests {
     }
 
     #[test]
-    fn as_many_may_follow_each_other_as_like() {
+    fn as_many_may_follow_each_other_as_like_beside_a_zygote_and_its_forks() {
         let (mut now, mut numbers, mut owners) = (Instant::now(), Numbering::default(), Vec::new());
+        let begin = now;
         for owner in 0..70_000u64 {
             let number = numbers.next(owners.len(), "chains").unwrap();
             numbers.take(number, &mut owners, owner, now);
             owners[usize::from(number)] = None;
             numbers.rest(number, now, owner);
             now += Duration::from_secs(1);
-            numbers.settle(now, owner + ROUNDS, &Learned::new(), |_| false);
+            // An instance is forked again and again from a zygote that was there first.
+            let forked = now - Duration::from_secs(owner % 10);
+            numbers.settle(now, owner + ROUNDS, &[begin, forked].map(at_once).to_vec(), |_| false);
         }
         assert!(owners.len() < 100, "{}", owners.len());
     }

@@ -63,8 +63,8 @@ pub(super) struct Past {
     ports: Names<api::Port>,
     nfs: Names<OfService>,
     pools: Names<api::Pool>,
-    /// Counts of replaced packet memories, by tenant.
-    memories: HashMap<String, api::Memory>,
+    /// Counts of former packet memories, by tenant.
+    memories: Names<api::Memory>,
 }
 
 #[derive(Debug, Default)]
@@ -128,14 +128,9 @@ impl Past {
         self.pools.leave(&pool.service, pool, no_group);
     }
 
-    /// Adds the counts of a tenant's replaced packet memory.
+    /// Adds the counts of a tenant's former packet memory.
     pub(super) fn memory(&mut self, memory: &api::Memory) {
-        self.add_to_memory_of(memory.tenant.clone(), memory);
-    }
-
-    fn add_to_memory_of(&mut self, tenant: String, more: &api::Memory) {
-        let sum = self.memories.entry(tenant).or_default();
-        add_copies(sum, more);
+        self.memories.leave(&memory.tenant, memory, no_group);
     }
 
     /// Sums counters that only this holds: their values are final.
@@ -182,7 +177,7 @@ impl Past {
 
     /// Adds the counts of former packet memories of its tenant.
     pub(super) fn add_memory(&self, memory: &mut api::Memory) {
-        self.memories.get(&memory.tenant).into_iter().for_each(|former| add_copies(memory, former));
+        self.memories.of(&memory.tenant).into_iter().for_each(|former| memory.add(former));
     }
 
     /// Packets that former chains have dropped, by reason, whatever chains exist now.
@@ -237,14 +232,6 @@ impl Past {
             ..api::Gone::default()
         }
     }
-}
-
-fn add_copies(sum: &mut api::Memory, more: &api::Memory) {
-    sum.gate_packets += more.gate_packets;
-    sum.gate_bytes += more.gate_bytes;
-    sum.crossing_packets += more.crossing_packets;
-    sum.crossing_bytes += more.crossing_bytes;
-    sum.starved += more.starved;
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use sluice_shm::handshake::Welcome;
 use sluice_shm::memory::MemoryError;
 
 use super::backend::{Remote, outcome};
-use super::nfs::{Advance, Event, Instance, Nf, Process, ShadowPlan, ShadowStage, ShadowTrial, ShadowWatch};
+use super::nfs::{Advance, Event, Instance, Nf, Process, ShadowPlan, ShadowStage, ShadowTrial, ShadowWatch, at_once};
 use super::upgrade::{Purpose, Replacement, Upgrade, UpgradeResult};
 use super::{Supervisor, SupervisorError};
 use crate::controller::events::Subject;
@@ -140,7 +140,7 @@ impl Supervisor {
     /// Gives the process of a shadow its memory, and lets it in.
     pub(super) fn welcome_shadow(&mut self, number: u16, caller: Caller) -> Result<(), SupervisorError> {
         let Some(nf) = self.nfs.get_mut(&number) else { return Err(self.no_such("NF", &caller.hello.name)) };
-        nf.learned = Some((Instant::now(), Instant::now()));
+        nf.learned.push(at_once(Instant::now()));
         let (name, core, is_forked) = (nf.name.clone(), nf.core, nf.held.pen.is_none());
         // Before it learns its address: its filter keeps it from moving by itself.
         if let (Some(pid), Ok(pidfd)) = (caller.peer.pid, caller.peer.pidfd.try_clone()) {

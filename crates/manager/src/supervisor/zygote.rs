@@ -15,6 +15,7 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -23,7 +24,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, HandshakeError};
 use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Surroundings, ZygoteReport};
 
-use super::nfs::{ASKED, Event, Process, Stage, State, ZygoteAction, ZygoteEvent, ZygoteLife};
+use super::nfs::{ASKED, Event, Process, Stage, State, ZygoteAction, ZygoteEvent, ZygoteLife, at_once};
 use super::notice::NoticeKind;
 use super::{ServiceState, Supervisor, token};
 use crate::nf::output::Whose;
@@ -48,6 +49,8 @@ pub(super) struct Zygote {
     process: Option<Process>,
     pen: Option<Pen>,
     connection: Option<OwnedFd>,
+    /// When it learned names of ports, services and chains.
+    learned: Option<Instant>,
     /// Processes that claim to be requested instances which it has not reported yet.
     early: Vec<attach::Caller>,
 }
@@ -67,6 +70,10 @@ impl Zygote {
     /// Whether an instance was requested and is not answered.
     pub(super) fn is_asked_for(&self, number: u16) -> bool {
         self.life.is_asked_for(number)
+    }
+
+    pub(super) fn learned(&self) -> Option<Instant> {
+        self.learned
     }
 
     /// Its pen, and whether a fork is on its way out of that.
@@ -133,6 +140,7 @@ impl Supervisor {
             process: None,
             pen: None,
             connection: None,
+            learned: None,
             early: Vec::new(),
         });
         zygote.life.begins(monotonic_ns());
@@ -218,13 +226,14 @@ impl Supervisor {
             services: self.service_names(),
             chains: self.chain_names(),
         };
+        let learned = Instant::now();
         // If the welcome cannot be sent, it has gone, which is noticed.
         let Ok(attached) = caller.introduce(&surroundings) else { return };
         let data = epoll::EventData::new_u64(token::ZYGOTE_SAYS | u64::from(number));
         let _ = epoll::add(&self.host.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         let Some(Some(service)) = self.services.get_mut(number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
-        zygote.connection = Some(attached.socket);
+        (zygote.connection, zygote.learned) = (Some(attached.socket), Some(learned));
         self.feed_zygote(number, ZygoteEvent::Introduced);
     }
 
@@ -235,7 +244,7 @@ impl Supervisor {
         let Some(connection) = &zygote.connection else { return };
         while let Some(number) = zygote.life.next_to_ask() {
             // It may have been removed while it waited.
-            let Some(nf) = self.nfs.get(&number).filter(|nf| nf.life().awaits_fork()) else { continue };
+            let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.life().awaits_fork()) else { continue };
             // Without a pipe it continues with its zygote's.
             let pipe = self.host.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
             let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
@@ -246,6 +255,8 @@ impl Supervisor {
                 return;
             }
             zygote.life.was_asked(number, nf.name.clone());
+            // The fork has its zygote's handler.
+            nf.learned = zygote.learned.into_iter().map(at_once).collect();
             // This event has no actions.
             self.nfs.on(number, Event::Asked);
         }
@@ -431,7 +442,7 @@ impl Supervisor {
         let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
         // If the group was killed, forks that had not left it have ended too.
         process::reap_group(pid);
-        zygote.process = None;
+        (zygote.process, zygote.learned) = (None, None);
         self.host.outputs.close(Whose::Zygote(number as u16));
         let pen = zygote.pen.take();
         if let Some(connection) = zygote.connection.take() {
@@ -452,6 +463,7 @@ impl Supervisor {
             let _ = epoll::delete(&self.host.epoll, connection.as_fd());
         }
         let pen = zygote.pen.take();
+        zygote.learned = None;
         if let Some(process) = zygote.process.take() {
             process.kill();
             self.bid_farewell(process, true);

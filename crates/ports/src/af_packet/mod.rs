@@ -347,9 +347,12 @@ pub fn mtu(settings: &AfPacket) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::skip::skip;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use sluice_api::config::{PortKind, WhenMissing};
     use sluice_dataplane::fake::cache;
+    use sluice_dataplane::frame::FramePool;
     use sluice_host::netns::Netns;
+    use sluice_shm::arena::Geometry;
     use std::time::{Duration, Instant};
 
     /// Two connected interfaces in a new namespace, with a queue each; `None` without root.
@@ -445,6 +448,26 @@ mod tests {
         let slots = u64::from(b.socket.as_ref().unwrap().slots());
         assert_eq!(b.counters().overruns, 256 - slots);
         assert_eq!(receive(&mut b, &mut cache, slots as usize).len() as u64, slots);
+    }
+
+    #[test]
+    fn a_packet_in_a_hole_is_dropped_and_holds_up_no_other() {
+        let Some((_ns, mut a, mut b)) = pair(OPTIONS) else { return };
+        let geometry = Geometry { first: 0, frames: 16, stride: 2240 };
+        let file = memfd_create("holes", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, geometry.bytes() as u64).unwrap();
+        let arena = Arena::map(file.as_fd(), geometry).unwrap();
+        let mut frames = FrameCache::new(FramePool::new(16), arena, 16);
+        let all: Vec<Packet> = (0..16).map(|number| packet(&mut frames, number, 100)).collect();
+        let at = |frame: u32| *all.iter().find(|packet| packet.frame == frame).unwrap();
+        let sent = [0, 1].map(|frame| bytes(&frames, &at(frame)));
+        // Stands in for a hole without memory for a page: nothing lies behind frame 12.
+        ftruncate(&file, 5 * 4096).unwrap();
+        assert_eq!(a.tx_burst(&[at(0), at(12), at(1)], &mut frames, 0), 3);
+        let mut others = cache(64);
+        let got = receive(&mut b, &mut others, 2);
+        assert_eq!(got.iter().map(|packet| bytes(&others, packet)).collect::<Vec<_>>(), sent);
+        assert_eq!((a.counters().refused, a.counters().refused_bytes), (1, at(12).len.into()));
     }
 
     #[test]

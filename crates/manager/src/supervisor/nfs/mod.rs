@@ -51,6 +51,14 @@ use crate::dataplane::{Fence, Place};
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::pen::Pen;
 
+/// The intervals in which processes have learned names and numbers.
+pub(crate) type Learned = Vec<(Instant, Instant)>;
+
+/// The interval of one that learned all at this time.
+pub(crate) fn at_once(at: Instant) -> (Instant, Instant) {
+    (at, at)
+}
+
 pub(crate) struct Nf {
     pub(crate) number: u16,
     pub(crate) name: String,
@@ -61,8 +69,9 @@ pub(crate) struct Nf {
     pub(crate) place: Option<Place>,
     pub(crate) process: Option<Process>,
     pub(crate) held: Held,
-    /// When its process learned names of ports, services and chains: first and last time.
-    pub(crate) learned: Option<(Instant, Instant)>,
+    /// When its process, and the zygote that was to fork it, learned names of ports, services and
+    /// chains.
+    pub(crate) learned: Learned,
     pub(crate) removal: Removal,
     pub(crate) foreign: Option<Foreign>,
     pub(crate) counted: Counted,
@@ -118,7 +127,7 @@ impl Nf {
             place: None,
             process: None,
             held: Held::default(),
-            learned: None,
+            learned: Learned::new(),
             removal: Removal::default(),
             foreign: None,
             counted: Counted::default(),
