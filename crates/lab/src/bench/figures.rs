@@ -8,6 +8,7 @@
 //!   where there is one. Ratios are taken run by run, so that a disturbance of the host affects
 //!   both sides.
 //! - *Bound*: from which on a value has the shape that the paper shows.
+//! - *Baseline*: what ours is compared with. One that is worse than the paper's is no better result.
 
 use std::fmt::{self, Display};
 
@@ -15,7 +16,8 @@ use serde::Deserialize;
 
 use crate::bench::report::{LeftOut, Params, Report, Summary, Variant};
 
-/// How far from the paper's value, on its worse side, a value still agrees with it.
+/// How far from the paper's value, as a part of it, a value still agrees with it: one of ours on its
+/// worse side, a baseline's on either.
 const NEAR: f64 = 0.1;
 
 /// A paper, or what belongs to none.
@@ -136,6 +138,9 @@ pub struct Check {
     pub at_most: Option<f64>,
     /// The paper's value.
     pub paper: Option<f64>,
+    /// Whether it is of a baseline.
+    #[serde(default)]
+    pub baseline: bool,
 }
 
 fn one() -> f64 {
@@ -145,7 +150,7 @@ fn one() -> f64 {
 /// Whether a claim holds here; later ones are worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimVerdict {
-    /// As in the paper, or better.
+    /// As in the paper, or better where it is ours.
     Holds,
     /// On the same side of the bound, but further from the paper's value than [`NEAR`].
     InShape,
@@ -196,11 +201,15 @@ impl Check {
     }
 
     fn verdict(&self, value: f64) -> ClaimVerdict {
-        let (inside, near) = match (self.at_least, self.at_most) {
-            (Some(least), _) => (value >= least, self.paper.is_none_or(|paper| value >= paper * (1.0 - NEAR))),
-            (None, most) => (most.is_some_and(|most| value <= most), self.paper.is_none_or(|paper| value <= paper * (1.0 + NEAR))),
+        let inside = self.at_least.is_none_or(|least| value >= least) && self.at_most.is_none_or(|most| value <= most);
+        // Whether it is not that much less, and not that much more.
+        let near = self.paper.map_or([true; 2], |paper| [value >= paper * (1.0 - NEAR), value <= paper * (1.0 + NEAR)]);
+        let is_near = match near {
+            both if self.baseline => both == [true; 2],
+            [not_less, _] if self.at_least.is_some() => not_less,
+            [_, not_more] => not_more,
         };
-        match (inside, near) {
+        match (inside, is_near) {
             (true, true) => ClaimVerdict::Holds,
             (true, false) => ClaimVerdict::InShape,
             (false, _) => ClaimVerdict::Not,
@@ -324,6 +333,7 @@ pub mod tests {
             at_least,
             at_most,
             paper,
+            baseline: false,
         }
     }
 
@@ -338,6 +348,15 @@ pub mod tests {
         assert_eq!(of(10.9, None, Some(30.0), Some(10.0)), ClaimVerdict::Holds);
         assert_eq!(of(20.0, None, Some(30.0), Some(10.0)), ClaimVerdict::InShape);
         assert_eq!(of(31.0, None, Some(30.0), None), ClaimVerdict::Not);
+    }
+
+    #[test]
+    fn a_baseline_that_is_worse_than_the_papers_is_no_better_result() {
+        let of =
+            |value: f64, at_least, at_most, paper| Check { baseline: true, ..check(at_least, at_most, Some(paper)) }.verdict(value);
+        let all = [ClaimVerdict::Holds, ClaimVerdict::InShape, ClaimVerdict::Not];
+        assert_eq!([1.3, 2.44, 1.1].map(|value| of(value, Some(1.2), None, 1.37)), all);
+        assert_eq!([0.6, 0.1, 0.95].map(|value| of(value, None, Some(0.9), 0.62)), all);
     }
 
     #[test]
@@ -423,7 +442,7 @@ pub mod tests {
             };
             let (good, bad) = match (check.at_least, check.at_most) {
                 (Some(least), _) => (least.max(check.paper.unwrap_or(least)), least / 2.0),
-                (None, most) => (0.0, 2.0 * most.unwrap() + 1.0),
+                (None, most) => (check.paper.filter(|_| check.baseline).unwrap_or(0.0), 2.0 * most.unwrap() + 1.0),
             };
             assert_eq!((of(good), of(bad)), (ClaimVerdict::Holds, ClaimVerdict::Not), "{}", check.what);
         }

@@ -52,10 +52,21 @@ impl<'a> Compared<'a> {
         Self { figure, report, checked }
     }
 
-    /// Its verdict in words, with how much of it was measured.
+    /// Its verdict in words, which say so where only a part holds that was measured.
+    fn word(&self) -> String {
+        let word = self.verdict().map_or("drawn only".into(), |verdict| verdict.to_string());
+        match self.verdict() {
+            Some(ClaimVerdict::Holds | ClaimVerdict::InShape) if Figure::coverage(&self.checked).is_some() => {
+                format!("{word} in part")
+            }
+            _ => word,
+        }
+    }
+
+    /// The same, with how much of it was measured.
     fn words(&self) -> String {
-        let verdict = word(self.verdict());
-        Figure::coverage(&self.checked).map_or(verdict.clone(), |coverage| format!("{verdict} ({coverage})"))
+        let word = self.word();
+        Figure::coverage(&self.checked).map_or(word.clone(), |coverage| format!("{word} ({coverage})"))
     }
 
     /// None without checks: it is drawn only.
@@ -67,6 +78,7 @@ impl<'a> Compared<'a> {
     }
 }
 
+/// How a verdict is coloured.
 fn class(verdict: Option<ClaimVerdict>) -> &'static str {
     match verdict {
         Some(ClaimVerdict::Holds) => "holds",
@@ -74,10 +86,6 @@ fn class(verdict: Option<ClaimVerdict>) -> &'static str {
         Some(ClaimVerdict::Not) => "not",
         Some(ClaimVerdict::Unknown) | None => "unknown",
     }
-}
-
-fn word(verdict: Option<ClaimVerdict>) -> String {
-    verdict.map_or("drawn only".into(), |verdict| verdict.to_string())
 }
 
 /// A number with three digits that count, and none that do not.
@@ -113,12 +121,10 @@ pub fn write(known: &Known, folder: &Folder, words: Words) -> anyhow::Result<Str
 /// How many figures of each paper have each verdict.
 fn counts(compared: &[Compared]) -> Vec<(Paper, String)> {
     let of_paper = |paper: Paper| {
-        let verdicts: Vec<_> = compared.iter().filter(|one| one.figure.paper == paper).map(Compared::verdict).collect();
-        let mut kinds = verdicts.clone();
-        kinds.sort_unstable_by_key(|verdict| verdict.map_or(u8::MAX, |verdict| verdict as u8));
-        kinds.dedup();
-        let count = |kind: &Option<ClaimVerdict>| verdicts.iter().filter(|verdict| *verdict == kind).count();
-        let words: Vec<String> = kinds.iter().map(|kind| format!("{} {}", count(kind), word(*kind))).collect();
+        let kind = |one: &Compared| (one.verdict().map_or(u8::MAX, |verdict| verdict as u8), one.word());
+        let mut kinds: Vec<_> = compared.iter().filter(|one| one.figure.paper == paper).map(kind).collect();
+        kinds.sort_unstable();
+        let words: Vec<String> = kinds.chunk_by(|a, b| a == b).map(|same| format!("{} {}", same.len(), same[0].1)).collect();
         (!words.is_empty()).then(|| (paper, words.join(", ")))
     };
     Paper::ALL.into_iter().filter_map(of_paper).collect()
@@ -193,8 +199,10 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
         escaped(&setting(known, folder, words.is_quick))
     );
     out.push_str(
-        "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better; where the paper gives none, beyond the bound. \
+        "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better where it is ours; where the paper gives none, \
+         beyond the bound. \
          <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
+         <b class=\"holds\">in part</b>: as far as it was measured. \
          Bounds are ours, values of the paper are where it gives them. \
          Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n",
     );
