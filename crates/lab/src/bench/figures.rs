@@ -141,6 +141,8 @@ pub struct Check {
     /// Whether it is of a baseline.
     #[serde(default)]
     pub baseline: bool,
+    /// Why ours is not as the paper's, where it is not; it says so where that is not known.
+    pub why: Option<String>,
 }
 
 fn one() -> f64 {
@@ -178,6 +180,15 @@ pub struct Checked<'a> {
     pub paper: Option<f64>,
     pub bound: String,
     pub verdict: ClaimVerdict,
+    /// Why the verdict is not the best.
+    pub why: Option<&'a str>,
+}
+
+impl Checked<'_> {
+    /// Whether the verdict asks for a reason.
+    pub fn needs_reason(&self) -> bool {
+        matches!(self.verdict, ClaimVerdict::InShape | ClaimVerdict::Not)
+    }
 }
 
 impl Check {
@@ -197,7 +208,7 @@ impl Check {
             (Some(least), _) => format!("≥ {least}"),
             (None, most) => format!("≤ {}", most.unwrap_or_default()),
         };
-        Checked { what: &self.what, ours, paper: self.paper, bound, verdict }
+        Checked { what: &self.what, ours, paper: self.paper, bound, verdict, why: self.why.as_deref() }
     }
 
     fn verdict(&self, value: f64) -> ClaimVerdict {
@@ -334,6 +345,7 @@ pub mod tests {
             at_most,
             paper,
             baseline: false,
+            why: None,
         }
     }
 
@@ -413,6 +425,7 @@ pub mod tests {
                 paper: None,
                 bound: String::new(),
                 verdict: *verdict,
+                why: None,
             });
             Figure::verdict(&checked.collect::<Vec<_>>())
         };

@@ -31,7 +31,10 @@ fn every_claim_has_a_run_behind_it() {
         let given = quick.given.iter().map(|given| given.parse().unwrap()).collect();
         let asked = BenchArgs { only: quick.only.clone(), given, ..BenchArgs::default() };
         for check in &figure.checks {
-            match check.against(&report).ours {
+            let checked = check.against(&report);
+            let has_reason = !checked.needs_reason() || checked.why.is_some();
+            assert!(has_reason, "{at}, {}: it {}; say why in figures.toml", check.what, checked.verdict);
+            match checked.ours {
                 Ok(_) => measured += 1,
                 Err(why) => {
                     // What the host lacks is said; a run that was to be there and is not, is none.

@@ -93,6 +93,11 @@ fn number(value: f64) -> String {
     if value != 0.0 && value.abs() < 0.1 { format!("{value:.4}") } else { short(value) }
 }
 
+/// Why a verdict is not the best, where it is not.
+fn reason<'a>(one: &Checked<'a>) -> Option<&'a str> {
+    one.needs_reason().then(|| one.why.unwrap_or("no reason is written yet"))
+}
+
 fn spread(ours: &Summary) -> String {
     match ours.samples.len() {
         1 => number(ours.median),
@@ -136,10 +141,13 @@ fn setting(known: &Known, folder: &Folder, is_quick: bool) -> String {
         return "Nothing has been measured yet.".into();
     };
     let host = &report.host;
+    // Experiments without packets do not know of pages.
+    let has_hugepages = known.runs.iter().filter_map(|run| folder.result(&run.experiment)).any(|report| report.host.hugepages);
+    let pages = if has_hugepages { "with hugepages" } else { "without hugepages" };
     let short = if is_quick { " Runs are short (--quick): take single values with care." } else { "" };
     let measured = folder.provenance(&report.experiment);
     let measured = if measured.is_empty() { String::new() } else { format!(" {measured}.") };
-    format!("{}, {} cores, Linux {}.{measured}{short}", host.cpu, host.cores, host.kernel)
+    format!("{}, {} cores, Linux {}, {pages}.{measured}{short}", host.cpu, host.cores, host.kernel)
 }
 
 /// An experiment that was simulated too.
@@ -269,7 +277,8 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
     }
     if !one.checked.is_empty() {
         out.push_str("<table><tr><th>What</th><th>Ours</th><th>Paper</th><th>Bound</th><th></th></tr>\n");
-        for Checked { what, ours, paper, bound, verdict } in &one.checked {
+        for check in &one.checked {
+            let Checked { what, ours, paper, bound, verdict, .. } = check;
             let ours = ours.as_ref().map_or_else(|why| format!("– <span class=\"small\">{}</span>", escaped(why)), spread);
             let paper = paper.map_or(String::new(), number);
             let _ = writeln!(
@@ -279,6 +288,9 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
                 escaped(what),
                 class(Some(*verdict))
             );
+            if let Some(why) = reason(check) {
+                let _ = writeln!(out, "<tr><td class=\"small\" colspan=\"5\">Why: {}</td></tr>", escaped(why));
+            }
         }
         out.push_str("</table>\n");
     }
@@ -355,9 +367,11 @@ fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
     }
     if !one.checked.is_empty() {
         out.push_str("\n| what | ours | paper | bound | |\n|---|---|---|---|---|\n");
-        for Checked { what, ours, paper, bound, verdict } in &one.checked {
+        for check in &one.checked {
+            let Checked { what, ours, paper, bound, verdict, .. } = check;
             let ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
-            let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict} |", paper.map_or(String::new(), number));
+            let why = reason(check).map_or(String::new(), |why| format!(": {why}"));
+            let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict}{why} |", paper.map_or(String::new(), number));
         }
     }
     if let Some(differs) = differs {
@@ -400,6 +414,7 @@ mod tests {
         metric = "delivered_pps"
         at_least = 1.2
         paper = 2.0
+        why = "Cores are <slow>"
         [[figure]]
         paper = "resq"
         name = "Figure 3"
@@ -442,6 +457,7 @@ mod tests {
             ">2.00<",
             "≥ 1.2",
             "holds in shape",
+            "Why: Cores are &lt;slow&gt;",
             "no experiment",
             "--quick",
         ] {
@@ -449,10 +465,13 @@ mod tests {
         }
         assert!(page.contains("<h3>forward</h3>") && !page.contains("<script") && !page.contains("http://"), "{page}");
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
-        assert!(text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape |"), "{text}");
+        assert!(
+            text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape: Cores are <slow> |"),
+            "{text}"
+        );
         assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2 --only chain/` ([plot](chain.svg))"), "{text}");
         assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
-        assert!(text.contains(" cores, Linux 6. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
+        assert!(text.contains(" cores, Linux 6, without hugepages. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
     }
 
     #[test]
