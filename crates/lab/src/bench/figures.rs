@@ -89,6 +89,8 @@ pub struct PlannedRun {
     pub experiment: String,
     /// How it runs with `--quick`, if it does.
     pub quick: Option<Quick>,
+    /// Why it does not.
+    pub slow: Option<String>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -476,6 +478,9 @@ pub mod tests {
                 let inside = |value: f64| check.verdict(value) == ClaimVerdict::Holds;
                 assert!(check.paper.is_none_or(inside), "{at}, {}: the paper's own value holds", check.what);
             }
+        }
+        for run in &known.runs {
+            assert_eq!(run.quick.is_none(), run.slow.is_some(), "{}: how it runs with --quick, or why it does not", run.experiment);
         }
         let mut run: Vec<&str> = known.runs.iter().map(|run| run.experiment.as_str()).collect();
         assert!(

@@ -77,11 +77,10 @@ fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupte
     let measuring = Measuring::here()?;
     let quick = |run: &PlannedRun| run.quick.as_ref().filter(|_| args.quick).cloned();
     let settings = |run: &PlannedRun| RunSettings::of(args, quick(run).as_ref());
-    let left_out = |run: &PlannedRun| args.quick && run.quick.is_none();
     let mut waiting: Vec<&PlannedRun> = Vec::new();
     for run in chosen {
         match run {
-            run if left_out(run) => eprintln!("{}: not with --quick", run.experiment),
+            PlannedRun { slow: Some(why), .. } if args.quick => eprintln!("{}: not with --quick: {why}", run.experiment),
             run if folder.is_done(&run.experiment, &settings(run), &measuring) => eprintln!("{}: there already", run.experiment),
             _ => waiting.push(run),
         }

@@ -25,6 +25,9 @@ svg { max-width: 100%; height: auto; display: block; border-radius: .4rem; }
 details { margin: .4rem 0; } code { font-size: .9em; } .small { color: var(--none); font-size: .9em; }
 ";
 
+/// Why claims have no page.
+const PAGES: &str = "Claims are named by figure and section, and not by page: no text of the papers was at hand.";
+
 /// What the report says besides results.
 #[derive(Clone, Copy)]
 pub struct Words {
@@ -39,17 +42,24 @@ struct Compared<'a> {
     figure: &'a Figure,
     report: Option<Report>,
     checked: Vec<Checked<'a>>,
+    /// Why there is no result.
+    missing: Option<String>,
 }
 
 impl<'a> Compared<'a> {
-    fn of(figure: &'a Figure, folder: &Folder) -> Self {
+    fn of(figure: &'a Figure, known: &Known, folder: &Folder) -> Self {
         let report = figure.experiment.as_ref().and_then(|name| folder.result(name));
+        let missing = match (&report, &figure.experiment) {
+            (Some(_), _) => None,
+            (None, None) => figure.missing.clone(),
+            (None, Some(name)) => Some(not_run(known, name)),
+        };
         let against = |check: &'a Check| match &report {
             Some(report) => check.against(report),
             None => check.unmeasured("the experiment has no result here"),
         };
         let checked = figure.checks.iter().map(against).collect();
-        Self { figure, report, checked }
+        Self { figure, report, checked, missing }
     }
 
     /// Its verdict in words, which say so where only a part holds that was measured.
@@ -76,6 +86,13 @@ impl<'a> Compared<'a> {
             None => Some(ClaimVerdict::Unknown),
         }
     }
+}
+
+/// Why an experiment has no result here.
+fn not_run(known: &Known, experiment: &str) -> String {
+    let slow = known.runs.iter().find(|run| run.experiment == experiment).and_then(|run| run.slow.as_ref());
+    let why = slow.map_or(String::new(), |why| format!(" and is not part of --quick: {why}"));
+    format!("`sluice bench {experiment}` has no result here{why}")
 }
 
 /// How a verdict is coloured.
@@ -107,7 +124,7 @@ fn spread(ours: &Summary) -> String {
 
 /// The page, the same as Markdown, and how many figures of each paper hold, a line each.
 pub fn texts(known: &Known, folder: &Folder, words: Words) -> [String; 3] {
-    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, folder)).collect();
+    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, known, folder)).collect();
     let counted = counts(&compared).iter().map(|(paper, words)| format!("{}: {words}", paper.title())).collect::<Vec<_>>();
     [html(known, &compared, folder, words), markdown(known, &compared, folder, words), counted.join("\n")]
 }
@@ -206,13 +223,14 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
          <title>Sluice beside the papers</title>\n<style>{STYLE}</style></head><body>\n<h1>Sluice beside the papers</h1>\n<p>{}</p>\n",
         escaped(&setting(known, folder, words.is_quick))
     );
-    out.push_str(
+    let _ = write!(
+        out,
         "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better where it is ours; where the paper gives none, \
          beyond the bound. \
          <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
          <b class=\"holds\">in part</b>: as far as it was measured. \
-         Bounds are ours, values of the paper are where it gives them. \
-         Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n",
+         Bounds are ours, values of the paper are where it gives them. {PAGES} \
+         Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n"
     );
     for (paper, verdicts) in counts(compared) {
         let _ = writeln!(out, "<tr><td><a href=\"#{}\">{}</a></td><td>{verdicts}</td></tr>", paper.word(), paper.title());
@@ -262,7 +280,7 @@ fn html_row(out: &mut String, words: &str, numbers: &[String]) {
 }
 
 fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words), drawn: &mut Vec<&'a str>) {
-    let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
+    let Figure { name, claim, experiment, differs, .. } = one.figure;
     let verdict = one.verdict();
     let _ = writeln!(
         out,
@@ -272,8 +290,8 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
         one.words(),
         escaped(claim)
     );
-    if let Some(why) = missing {
-        let _ = writeln!(out, "<p class=\"small\">{}</p>", escaped(why));
+    if let Some(why) = &one.missing {
+        let _ = writeln!(out, "<p class=\"small\">Not measured: {}.</p>", escaped(why));
     }
     if !one.checked.is_empty() {
         out.push_str("<table><tr><th>What</th><th>Ours</th><th>Paper</th><th>Bound</th><th></th></tr>\n");
@@ -331,8 +349,10 @@ fn command(name: &str, report: &Report, folder: &Folder) -> String {
 }
 
 fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
-    let mut out =
-        format!("# Sluice beside the papers\n\n{}\n\n| paper | figures |\n|---|---|\n", setting(known, folder, words.is_quick));
+    let mut out = format!(
+        "# Sluice beside the papers\n\n{}\n\n{PAGES}\n\n| paper | figures |\n|---|---|\n",
+        setting(known, folder, words.is_quick)
+    );
     for (paper, verdicts) in counts(compared) {
         let _ = writeln!(out, "| {} | {verdicts} |", paper.title());
     }
@@ -360,9 +380,9 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
 }
 
 fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
-    let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
+    let Figure { name, claim, experiment, differs, .. } = one.figure;
     let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", one.words());
-    if let Some(why) = missing {
+    if let Some(why) = &one.missing {
         let _ = write!(out, "\nNot measured: {why}.\n");
     }
     if !one.checked.is_empty() {
@@ -472,6 +492,20 @@ mod tests {
         assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2 --only chain/` ([plot](chain.svg))"), "{text}");
         assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
         assert!(text.contains(" cores, Linux 6, without hugepages. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
+    }
+
+    #[test]
+    fn what_has_no_result_says_why() {
+        let known: Known = toml::from_str(&DATA.replace(
+            "experiment = \"chain\"\n        [[run]]",
+            "experiment = \"chain\"\n        slow = \"it takes a day\"\n        [[run]]",
+        ))
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        write(&known, &Folder(dir.path().into()), WORDS).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
+        let wanted = "Not measured: `sluice bench chain` has no result here and is not part of --quick: it takes a day.";
+        assert!(text.contains(wanted) && text.contains("Not measured: no experiment."), "{text}");
     }
 
     #[test]
