@@ -181,6 +181,8 @@ pub struct Checked<'a> {
     pub ours: Result<Summary, String>,
     pub paper: Option<f64>,
     pub bound: String,
+    /// The bound's value.
+    pub limit: f64,
     pub verdict: ClaimVerdict,
     /// Why the verdict is not the best.
     pub why: Option<&'a str>,
@@ -210,7 +212,8 @@ impl Check {
             (Some(least), _) => format!("≥ {least}"),
             (None, most) => format!("≤ {}", most.unwrap_or_default()),
         };
-        Checked { what: &self.what, ours, paper: self.paper, bound, verdict, why: self.why.as_deref() }
+        let limit = self.at_least.or(self.at_most).unwrap_or_default();
+        Checked { what: &self.what, ours, paper: self.paper, bound, limit, verdict, why: self.why.as_deref() }
     }
 
     fn verdict(&self, value: f64) -> ClaimVerdict {
@@ -426,6 +429,7 @@ pub mod tests {
                 ours: Ok(Summary::default()),
                 paper: None,
                 bound: String::new(),
+                limit: 0.0,
                 verdict: *verdict,
                 why: None,
             });

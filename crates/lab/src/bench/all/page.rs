@@ -115,10 +115,22 @@ fn reason<'a>(one: &Checked<'a>) -> Option<&'a str> {
     one.needs_reason().then(|| one.why.unwrap_or("no reason is written yet"))
 }
 
-fn spread(ours: &Summary) -> String {
+/// The same with as many digits more as set it apart from a bound that it is near.
+fn number_beside(value: f64, bound: f64) -> String {
+    let text = number(value);
+    if value == bound || text != number(bound) {
+        return text;
+    }
+    let mut longer = (3..9).map(|digits| format!("{value:.digits$}"));
+    longer.find(|text| text.parse::<f64>() != Ok(bound)).unwrap_or(text)
+}
+
+/// The median beside its bound, with the least and the greatest run.
+fn spread(ours: &Summary, bound: f64) -> String {
+    let median = number_beside(ours.median, bound);
     match ours.samples.len() {
-        1 => number(ours.median),
-        _ => format!("{} ({}–{})", number(ours.median), number(ours.min), number(ours.max)),
+        1 => median,
+        _ => format!("{median} ({}–{})", number(ours.min), number(ours.max)),
     }
 }
 
@@ -296,7 +308,8 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
     if !one.checked.is_empty() {
         out.push_str("<table><tr><th>What</th><th>Ours</th><th>Paper</th><th>Bound</th><th></th></tr>\n");
         for check in &one.checked {
-            let Checked { what, ours, paper, bound, verdict, .. } = check;
+            let Checked { what, ours, paper, bound, limit, verdict, .. } = check;
+            let spread = |ours| spread(ours, *limit);
             let ours = ours.as_ref().map_or_else(|why| format!("– <span class=\"small\">{}</span>", escaped(why)), spread);
             let paper = paper.map_or(String::new(), number);
             let _ = writeln!(
@@ -388,7 +401,8 @@ fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
     if !one.checked.is_empty() {
         out.push_str("\n| what | ours | paper | bound | |\n|---|---|---|---|---|\n");
         for check in &one.checked {
-            let Checked { what, ours, paper, bound, verdict, .. } = check;
+            let Checked { what, ours, paper, bound, limit, verdict, .. } = check;
+            let spread = |ours| spread(ours, *limit);
             let ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
             let why = reason(check).map_or(String::new(), |why| format!(": {why}"));
             let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict}{why} |", paper.map_or(String::new(), number));
@@ -530,6 +544,13 @@ mod tests {
             page.contains("<td>chain, a nfs 3</td><td class=\"n\">1.00</td><td class=\"n\">1.00</td><td class=\"n\">-4.0 %</td>"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn a_value_beside_its_bound_has_the_digits_that_say_on_which_side() {
+        let of = |value| number_beside(value, 0.95);
+        assert_eq!([0.9525, 0.95, 0.94, 0.94999].map(of), ["0.953", "0.95", "0.94", "0.94999"]);
+        assert_eq!([number_beside(20_001.0, 20_000.0), number_beside(0.0, 1.0)], ["20001.000", "0.00"]);
     }
 
     #[test]
