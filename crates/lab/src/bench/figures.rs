@@ -104,6 +104,9 @@ pub struct Quick {
     pub only: Vec<String>,
     #[serde(default, rename = "where")]
     pub given: Vec<String>,
+    /// What is repeated, if not all.
+    #[serde(default)]
+    pub again: Vec<String>,
 }
 
 /// A figure, table or section of a paper.
@@ -314,6 +317,7 @@ impl Figure {
 #[cfg(test)]
 pub mod tests {
     use serde_json::json;
+    use sluice_cli::lab::bench::{Again, Given};
 
     use super::*;
     use crate::bench::host::HostInfo;
@@ -487,14 +491,10 @@ pub mod tests {
             assert_eq!(run.quick.is_none(), run.slow.is_some(), "{}: how it runs with --quick, or why it does not", run.experiment);
         }
         let mut run: Vec<&str> = known.runs.iter().map(|run| run.experiment.as_str()).collect();
-        assert!(
-            known
-                .runs
-                .iter()
-                .filter_map(|run| run.quick.as_ref())
-                .flat_map(|quick| &quick.given)
-                .all(|given| { given.parse::<sluice_cli::lab::bench::Given>().is_ok() })
-        );
+        for quick in known.runs.iter().filter_map(|run| run.quick.as_ref()) {
+            assert!(quick.given.iter().all(|given| given.parse::<Given>().is_ok()), "{:?}", quick.given);
+            assert!(quick.again.iter().all(|again| again.parse::<Again>().is_ok()), "{:?}", quick.again);
+        }
         let mut all = experiments;
         run.sort_unstable();
         all.sort_unstable();

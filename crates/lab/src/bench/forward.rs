@@ -396,6 +396,9 @@ impl Bench<'_> {
         for repeat in 0..self.args.repeats {
             for (run, slot) in runs.iter().zip(&mut variants) {
                 let Some(variant) = slot else { continue };
+                if repeat > 0 && !self.args.runs_again(run.name(), &run.params()) {
+                    continue;
+                }
                 let label = variant.label(&["nfs", "load_percent"]);
                 eprintln!("{} of {}: {label}", repeat + 1, self.args.repeats);
                 self.host_speed.sample();

@@ -55,6 +55,7 @@ pub fn run(args: &BenchArgs, about: fn(&str) -> &'static str, out: &mut dyn Writ
     );
     ensure!(args.first.is_none(), "--first is for one experiment; `all` takes --only with papers and experiments");
     ensure!(args.given.is_empty(), "--where is for one experiment; `all` takes --only with papers and experiments");
+    ensure!(args.again.is_empty(), "--again is for one experiment; `all` takes --only with papers and experiments");
     let known = Known::read()?;
     let chosen = chosen(&known, &args.only)?;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
