@@ -267,17 +267,23 @@ pub struct PaperValue {
 }
 
 impl PaperValue {
-    /// All values for an experiment, but for ratios of two variants, which are not drawn.
+    /// All values for a result. A ratio of two variants is of what was measured of the second, and
+    /// left out without it.
     ///
     /// # Errors
     /// The data is wrong, which a test finds.
-    pub fn of(experiment: &str) -> anyhow::Result<Vec<Self>> {
-        let figures = Known::read()?.figures.into_iter().filter(|figure| figure.experiment.as_deref() == Some(experiment));
-        let checks = figures.flat_map(|figure| figure.checks).filter(|check| check.of.is_none());
-        let value = |Check { metric, variant, params, unit, paper, .. }: Check| {
+    pub fn of(report: &Report) -> anyhow::Result<Vec<Self>> {
+        let experiment = Some(report.experiment.as_str());
+        let figures = Known::read()?.figures.into_iter().filter(|figure| figure.experiment.as_deref() == experiment);
+        let value = |check: Check| {
+            let unit = match &check.of {
+                Some(of) => check.metric_of(of, report).ok()?.median,
+                None => check.unit,
+            };
+            let Check { metric, variant, params, paper, .. } = check;
             Some(Self { metric, variant, params, value: paper? * unit })
         };
-        Ok(checks.filter_map(value).collect())
+        Ok(figures.flat_map(|figure| figure.checks).filter_map(value).collect())
     }
 
     /// The value for a metric of a variant, if there is one.
@@ -412,7 +418,7 @@ pub mod tests {
 
     #[test]
     fn values_of_papers_are_those_of_their_variants() {
-        let values = PaperValue::of("fairness").unwrap();
+        let values = PaperValue::of(&report("fairness", &[])).unwrap();
         let of = |name: &str, diversity: u32, metric: &str| {
             let variant = Variant::new(name, Params::from([("diversity".into(), json!(diversity)), ("more".into(), json!(1))]));
             PaperValue::find(&values, &variant, metric)
@@ -421,8 +427,19 @@ pub mod tests {
         let others = [of("default/other", 3, "jain"), of("weights/other", 6, "jain"), of("default/other", 6, "least_pps")];
         assert_eq!(others, [None::<f64>; 3]);
         let light = Variant::new("light", Params::from([("nfs".into(), json!(900))]));
-        assert_eq!(PaperValue::find(&PaperValue::of("pool-scale").unwrap(), &light, "delivered_pps"), Some(8.9e6), "of the metric");
-        assert!(PaperValue::of("chain").unwrap().is_empty(), "a ratio of two variants is no value of one");
+        let values = PaperValue::of(&report("pool-scale", &[])).unwrap();
+        assert_eq!(PaperValue::find(&values, &light, "delivered_pps"), Some(8.9e6), "of the metric");
+    }
+
+    #[test]
+    fn a_papers_ratio_is_of_what_was_measured() {
+        let mut chain = report("chain", &[]);
+        assert!(PaperValue::of(&chain).unwrap().is_empty(), "without the default there is nothing to be a part of");
+        let mut variant = Variant::new("default/other", Params::new());
+        variant.add("wasted_pps", 1e6);
+        chain.variants.push(variant);
+        let values = PaperValue::of(&chain).unwrap();
+        assert_eq!(PaperValue::find(&values, &Variant::new("nfvnice/other", Params::new()), "wasted_pps"), Some(3100.0));
     }
 
     #[test]

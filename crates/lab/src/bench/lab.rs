@@ -402,7 +402,7 @@ pub fn show(args: &BenchArgs, report: &Report, groups: &[(&Group, Vec<&Variant>)
     let svg: Option<PathBuf> = args.svg.clone().or_else(|| args.json.as_ref().map(|path| path.with_extension("svg")));
     if let Some(path) = svg {
         let title = format!("sluice bench {} on {}", report.experiment, report.host.cpu);
-        match plot::svg(&title, groups, &PaperValue::of(&report.experiment)?) {
+        match plot::svg(&title, groups, &PaperValue::of(report)?) {
             Some(picture) => std::fs::write(&path, picture).with_context(|| format!("cannot write {}", path.display()))?,
             None => eprintln!("sluice bench: nothing was measured that could be plotted; {} is not written", path.display()),
         }
