@@ -56,7 +56,7 @@ pub struct BenchArgs {
     /// Repeat only variants whose name contains one of these parts, or with one of these parameter
     /// values; repeatable, and a variant must fit all
     #[arg(long, value_name = "PART,…|PARAM=VALUE,…")]
-    pub again: Vec<Again>,
+    pub again: Vec<Repeated>,
     /// Seed of random choices: the same seed makes the same choices (chaos)
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
@@ -109,13 +109,13 @@ impl Given {
 
 /// Which variants are repeated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Again {
+pub enum Repeated {
     /// By parts of names.
     Named(Vec<String>),
     Given(Given),
 }
 
-impl FromStr for Again {
+impl FromStr for Repeated {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -148,8 +148,8 @@ impl BenchArgs {
     /// Whether a variant of this name with these parameters runs in repetitions after the first.
     pub fn runs_again(&self, variant: &str, params: &Params) -> bool {
         self.again.iter().all(|again| match again {
-            Again::Named(parts) => parts.iter().any(|part| variant.contains(part.as_str())),
-            Again::Given(given) => params.contains_key(given.key()) && given.admits(params),
+            Repeated::Named(parts) => parts.iter().any(|part| variant.contains(part.as_str())),
+            Repeated::Given(given) => params.contains_key(given.key()) && given.admits(params),
         })
     }
 }
@@ -173,7 +173,7 @@ mod tests {
         };
         assert!(again(&[]) && again(&["heavy,light"]) && again(&["light", "nfs=900", "load=half,full"]));
         assert!(!again(&["heavy"]) && !again(&["light", "nfs=1"]) && !again(&["offered=7"]), "a parameter that it has not");
-        assert!("light,".parse::<Again>().is_err() && "nfs=".parse::<Again>().is_err());
+        assert!("light,".parse::<Repeated>().is_err() && "nfs=".parse::<Again>().is_err());
         assert!("nfs".parse::<Given>().is_err() && "=1".parse::<Given>().is_err() && "nfs=".parse::<Given>().is_err());
     }
 }

@@ -8,7 +8,7 @@
 //!   where there is one. Ratios are taken run by run, so that a disturbance of the host affects
 //!   both sides.
 //! - *Bound*: from which on a value has the shape that the paper shows.
-//! - *Baseline*: what ours is compared with. One that is worse than the paper's is no better result.
+//! - *Baseline*: what ours is compared with. One worse than the paper's is no better result.
 
 use std::fmt::{self, Display};
 
@@ -16,8 +16,8 @@ use serde::Deserialize;
 
 use crate::bench::report::{LeftOut, Params, Report, Summary, Variant};
 
-/// How far from the paper's value, as a part of it, a value still agrees with it: one of ours on its
-/// worse side, a baseline's on either.
+/// How far from the paper's value, as a part of it, a value still agrees with it: one of ours on
+/// its worse side, a baseline's on either.
 const NEAR: f64 = 0.1;
 
 /// A paper, or what belongs to none.
@@ -323,7 +323,7 @@ impl Figure {
 #[cfg(test)]
 pub mod tests {
     use serde_json::json;
-    use sluice_cli::lab::bench::{Again, Given};
+    use sluice_cli::lab::bench::{Given, Repeated};
 
     use super::*;
     use crate::bench::host::HostInfo;
@@ -510,7 +510,7 @@ pub mod tests {
         let mut run: Vec<&str> = known.runs.iter().map(|run| run.experiment.as_str()).collect();
         for quick in known.runs.iter().filter_map(|run| run.quick.as_ref()) {
             assert!(quick.given.iter().all(|given| given.parse::<Given>().is_ok()), "{:?}", quick.given);
-            assert!(quick.again.iter().all(|again| again.parse::<Again>().is_ok()), "{:?}", quick.again);
+            assert!(quick.again.iter().all(|again| again.parse::<Repeated>().is_ok()), "{:?}", quick.again);
         }
         let mut all = experiments;
         run.sort_unstable();

@@ -3,8 +3,9 @@
 //! # Terms
 //! - *Case*: one thing to run: a variant with its params.
 //! - *Row*: the measurements of one run of a case.
-//! - *Turn*: one run of all cases, or after the first one of those to repeat (`--again`). Ratios between cases are taken within a turn, so that a
-//!   disturbance of the host affects both sides of a ratio.
+//! - *Turn*: one run of all cases, or after the first of those to repeat (`--again`). Ratios
+//!   between cases are taken within a turn, so that a disturbance of the host affects both sides of
+//!   a ratio.
 //!
 //! # Limits
 //! A case that fails does not run again, and its earlier rows are not reported.
