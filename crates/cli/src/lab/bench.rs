@@ -173,7 +173,7 @@ mod tests {
         };
         assert!(again(&[]) && again(&["heavy,light"]) && again(&["light", "nfs=900", "load=half,full"]));
         assert!(!again(&["heavy"]) && !again(&["light", "nfs=1"]) && !again(&["offered=7"]), "a parameter that it has not");
-        assert!("light,".parse::<Repeated>().is_err() && "nfs=".parse::<Again>().is_err());
+        assert!("light,".parse::<Repeated>().is_err() && "nfs=".parse::<Repeated>().is_err());
         assert!("nfs".parse::<Given>().is_err() && "=1".parse::<Given>().is_err() && "nfs=".parse::<Given>().is_err());
     }
 }
