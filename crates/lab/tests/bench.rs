@@ -14,6 +14,33 @@ use skip::skip;
 
 /// Experiments that run at the same time.
 const AT_A_TIME: usize = 3;
+/// Variants of another kind than the first of their experiment, by parts of their names.
+const OTHER_KINDS: [(&str, &str); 24] = [
+    ("forward", "inline/needed"),
+    ("forward", "flows/steady"),
+    ("forward", "start/forked"),
+    ("forward", "reclaim"),
+    ("chain", "nfvnice/batch"),
+    ("chain", "ideal/rr100"),
+    ("isolation", "sluice/other"),
+    ("storage", "nfvnice/batch"),
+    ("overhead", "wake"),
+    ("overhead", "tuned/"),
+    ("pool-scale", "poll"),
+    ("pool-scale", "chain"),
+    ("cpu-usage", "poll"),
+    ("flow-setup", "pool"),
+    ("flow-churn", "strict"),
+    ("chain-priority", "downstream-handover"),
+    ("affinity", "wire"),
+    ("mixed", "adaptive/rss"),
+    ("estimate", "units"),
+    ("linux-schedulers", "linux/"),
+    ("workflow", "ideal"),
+    ("interference", "memory"),
+    ("linux-chain", "linux/one"),
+    ("linux-chain", "sluice/fused"),
+];
 
 fn lab(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_sluice-lab")).arg("bench").args(words).output().unwrap()
@@ -47,14 +74,18 @@ fn every_experiment_runs_for_a_moment() {
     }
     let names = experiments();
     assert!(names.len() > 40, "{names:?}");
+    let firsts = names.iter().map(|name| (name.as_str(), None));
+    let runs: Vec<(&str, Option<&'static str>)> = firsts.chain(OTHER_KINDS.map(|(name, part)| (name, Some(part)))).collect();
     let folder = tempfile::tempdir().unwrap();
     // Those that measure nothing here, and why.
     let idle = Mutex::new(Vec::new());
-    let run = |name: &str| {
-        let file = folder.path().join(name).with_extension("json");
-        let ended = lab(&[name, "--seconds", "0.1", "--repeats", "1", "--first", "1", "--json", file.to_str().unwrap()]);
+    let run = |(name, part): (&str, Option<&str>)| {
+        let file = folder.path().join(format!("{name}-{}.json", part.unwrap_or("first").replace('/', "-")));
+        let mut words = vec![name, "--seconds", "0.1", "--repeats", "1", "--first", "1", "--json", file.to_str().unwrap()];
+        words.extend(part.into_iter().flat_map(|part| ["--only", part]));
+        let ended = lab(&words);
         if !ended.status.success() {
-            return Err(format!("{name}: {}", text(&ended.stderr)));
+            return Err(format!("{name} {}: {}", part.unwrap_or_default(), text(&ended.stderr)));
         }
         let result: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
         let of = |key: &str| result[key].as_array().cloned().unwrap_or_default();
@@ -68,22 +99,22 @@ fn every_experiment_runs_for_a_moment() {
     };
     // An experiment that finds out what a core can do may fail beside others: it runs again, alone.
     let again = Mutex::new(Vec::new());
-    let one = |name: &String| {
-        if let Err(why) = run(name) {
+    let one = |(name, part): (&str, Option<&'static str>)| {
+        if let Err(why) = run((name, part)) {
             eprintln!("{why}");
-            again.lock().unwrap().push(name.clone());
+            again.lock().unwrap().push((name.to_string(), part));
         }
     };
     // Most of the time they wait, so some are run at a time.
-    let names = Mutex::new(names.iter());
-    let next = || names.lock().unwrap().next();
+    let waiting = Mutex::new(runs.into_iter());
+    let next = || waiting.lock().unwrap().next();
     std::thread::scope(|scope| {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| std::iter::from_fn(next).for_each(one));
         }
     });
-    for name in again.into_inner().unwrap() {
-        run(&name).unwrap_or_else(|why| panic!("{why}"));
+    for (name, part) in again.into_inner().unwrap() {
+        run((&name, part)).unwrap_or_else(|why| panic!("{why}"));
     }
     for why in idle.into_inner().unwrap() {
         // CI traces some NFs alone, and has as many cores as it has.
@@ -146,8 +177,9 @@ fn peers_run_beside_ours_and_faults_of_one_are_no_faults_of_another() {
     let absent = std::fs::read_to_string(peers.join("absent.toml")).unwrap();
     std::fs::write(peers.join("absent.toml"), absent.replace("[\"sh\"]", "[\"sluice-no-such-program\"]")).unwrap();
     let file = folder.path().join("peers.json");
-    let ended =
-        lab(&["peers", "--with", peers.to_str().unwrap(), "--seconds", "0.1", "--repeats", "1", "--json", file.to_str().unwrap()]);
+    let (with, only) = (peers.to_str().unwrap(), "works,fails,hangs,silent,sluice/inline");
+    let to = file.to_str().unwrap();
+    let ended = lab(&["peers", "--with", with, "--only", only, "--seconds", "0.1", "--repeats", "1", "--json", to]);
     // A process that was killed may take a moment to go.
     let until = Instant::now() + Duration::from_secs(60);
     while any_has(&seconds) {
@@ -180,9 +212,8 @@ fn peers_run_beside_ours_and_faults_of_one_are_no_faults_of_another() {
 }
 
 #[test]
-fn peers_need_a_folder_and_nothing_else_takes_one() {
+fn only_peers_take_a_folder() {
     let said = |words: &[&str]| text(&lab(words).stderr);
-    assert!(said(&["peers"]).contains("name the folder of the adapters: sluice bench peers --with DIR"));
     assert!(said(&["peers", "--with", "/nowhere"]).contains("cannot read /nowhere"));
     assert!(said(&["forward", "--with", "/nowhere"]).contains("--with is of `sluice bench peers`"));
 }

@@ -53,6 +53,10 @@ pub struct BenchArgs {
     /// Repetitions of each variant
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
+    /// Repeat only variants whose name contains one of these parts, or with one of these parameter
+    /// values; repeatable, and a variant must fit all
+    #[arg(long, value_name = "PART,…|PARAM=VALUE,…")]
+    pub again: Vec<Repeated>,
     /// Seed of random choices: the same seed makes the same choices (chaos)
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
@@ -103,6 +107,29 @@ impl Given {
     }
 }
 
+/// Which variants are repeated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Repeated {
+    /// By parts of names.
+    Named(Vec<String>),
+    Given(Given),
+}
+
+impl FromStr for Repeated {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('=') {
+            return text.parse().map(Self::Given);
+        }
+        let parts: Vec<String> = text.split(',').map(str::to_string).collect();
+        if parts.iter().any(String::is_empty) {
+            return Err("a part of a name is empty; it is written as default,sluice or nfs=1,45".into());
+        }
+        Ok(Self::Named(parts))
+    }
+}
+
 fn percent(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
@@ -116,6 +143,14 @@ impl BenchArgs {
     pub fn asks_for(&self, variant: &str, params: &Params) -> bool {
         let is_named = self.only.is_empty() || self.only.iter().any(|part| variant.contains(part.as_str()));
         is_named && self.given.iter().all(|given| given.admits(params))
+    }
+
+    /// Whether a variant of this name with these parameters runs in repetitions after the first.
+    pub fn runs_again(&self, variant: &str, params: &Params) -> bool {
+        self.again.iter().all(|again| match again {
+            Repeated::Named(parts) => parts.iter().any(|part| variant.contains(part.as_str())),
+            Repeated::Given(given) => params.contains_key(given.key()) && given.admits(params),
+        })
     }
 }
 
@@ -132,6 +167,13 @@ mod tests {
         assert!(chosen(vec![]) && chosen(vec![given("nfs=1,900.0"), given("load=half"), given("offered=7")]));
         assert!(!chosen(vec![given("nfs=1,900"), given("load=full")]) && !chosen(vec![given("nfs=9")]));
         assert!(!args(vec![]).asks_for("heavy", &params));
+        let again = |words: &[&str]| {
+            let again = words.iter().map(|word| word.parse().unwrap()).collect();
+            BenchArgs { again, ..BenchArgs::default() }.runs_again("light-paced", &params)
+        };
+        assert!(again(&[]) && again(&["heavy,light"]) && again(&["light", "nfs=900", "load=half,full"]));
+        assert!(!again(&["heavy"]) && !again(&["light", "nfs=1"]) && !again(&["offered=7"]), "a parameter that it has not");
+        assert!("light,".parse::<Repeated>().is_err() && "nfs=".parse::<Repeated>().is_err());
         assert!("nfs".parse::<Given>().is_err() && "=1".parse::<Given>().is_err() && "nfs=".parse::<Given>().is_err());
     }
 }

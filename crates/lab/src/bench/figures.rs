@@ -8,6 +8,7 @@
 //!   where there is one. Ratios are taken run by run, so that a disturbance of the host affects
 //!   both sides.
 //! - *Bound*: from which on a value has the shape that the paper shows.
+//! - *Baseline*: what ours is compared with. One worse than the paper's is no better result.
 
 use std::fmt::{self, Display};
 
@@ -15,7 +16,8 @@ use serde::Deserialize;
 
 use crate::bench::report::{LeftOut, Params, Report, Summary, Variant};
 
-/// How far from the paper's value, on its worse side, a value still agrees with it.
+/// How far from the paper's value, as a part of it, a value still agrees with it: one of ours on
+/// its worse side, a baseline's on either.
 const NEAR: f64 = 0.1;
 
 /// A paper, or what belongs to none.
@@ -87,6 +89,8 @@ pub struct PlannedRun {
     pub experiment: String,
     /// How it runs with `--quick`, if it does.
     pub quick: Option<Quick>,
+    /// Why it does not.
+    pub slow: Option<String>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -100,6 +104,9 @@ pub struct Quick {
     pub only: Vec<String>,
     #[serde(default, rename = "where")]
     pub given: Vec<String>,
+    /// What is repeated, if not all.
+    #[serde(default)]
+    pub again: Vec<String>,
 }
 
 /// A figure, table or section of a paper.
@@ -136,6 +143,11 @@ pub struct Check {
     pub at_most: Option<f64>,
     /// The paper's value.
     pub paper: Option<f64>,
+    /// Whether it is of a baseline.
+    #[serde(default)]
+    pub baseline: bool,
+    /// Why ours is not as the paper's, where it is not; it says so where that is not known.
+    pub why: Option<String>,
 }
 
 fn one() -> f64 {
@@ -145,7 +157,7 @@ fn one() -> f64 {
 /// Whether a claim holds here; later ones are worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimVerdict {
-    /// As in the paper, or better.
+    /// As in the paper, or better where it is ours.
     Holds,
     /// On the same side of the bound, but further from the paper's value than [`NEAR`].
     InShape,
@@ -172,7 +184,18 @@ pub struct Checked<'a> {
     pub ours: Result<Summary, String>,
     pub paper: Option<f64>,
     pub bound: String,
+    /// The bound's value.
+    pub limit: f64,
     pub verdict: ClaimVerdict,
+    /// Why the verdict is not the best.
+    pub why: Option<&'a str>,
+}
+
+impl Checked<'_> {
+    /// Whether the verdict asks for a reason.
+    pub fn needs_reason(&self) -> bool {
+        matches!(self.verdict, ClaimVerdict::InShape | ClaimVerdict::Not)
+    }
 }
 
 impl Check {
@@ -192,15 +215,20 @@ impl Check {
             (Some(least), _) => format!("≥ {least}"),
             (None, most) => format!("≤ {}", most.unwrap_or_default()),
         };
-        Checked { what: &self.what, ours, paper: self.paper, bound, verdict }
+        let limit = self.at_least.or(self.at_most).unwrap_or_default();
+        Checked { what: &self.what, ours, paper: self.paper, bound, limit, verdict, why: self.why.as_deref() }
     }
 
     fn verdict(&self, value: f64) -> ClaimVerdict {
-        let (inside, near) = match (self.at_least, self.at_most) {
-            (Some(least), _) => (value >= least, self.paper.is_none_or(|paper| value >= paper * (1.0 - NEAR))),
-            (None, most) => (most.is_some_and(|most| value <= most), self.paper.is_none_or(|paper| value <= paper * (1.0 + NEAR))),
+        let inside = self.at_least.is_none_or(|least| value >= least) && self.at_most.is_none_or(|most| value <= most);
+        // Whether it is not that much less, and not that much more.
+        let near = self.paper.map_or([true; 2], |paper| [value >= paper * (1.0 - NEAR), value <= paper * (1.0 + NEAR)]);
+        let is_near = match near {
+            both if self.baseline => both == [true; 2],
+            [not_less, _] if self.at_least.is_some() => not_less,
+            [_, not_more] => not_more,
         };
-        match (inside, near) {
+        match (inside, is_near) {
             (true, true) => ClaimVerdict::Holds,
             (true, false) => ClaimVerdict::InShape,
             (false, _) => ClaimVerdict::Not,
@@ -239,17 +267,23 @@ pub struct PaperValue {
 }
 
 impl PaperValue {
-    /// All values for an experiment, but for ratios of two variants, which are not drawn.
+    /// All values for a result. A ratio of two variants is of what was measured of the second, and
+    /// left out without it.
     ///
     /// # Errors
     /// The data is wrong, which a test finds.
-    pub fn of(experiment: &str) -> anyhow::Result<Vec<Self>> {
-        let figures = Known::read()?.figures.into_iter().filter(|figure| figure.experiment.as_deref() == Some(experiment));
-        let checks = figures.flat_map(|figure| figure.checks).filter(|check| check.of.is_none());
-        let value = |Check { metric, variant, params, unit, paper, .. }: Check| {
+    pub fn of(report: &Report) -> anyhow::Result<Vec<Self>> {
+        let experiment = Some(report.experiment.as_str());
+        let figures = Known::read()?.figures.into_iter().filter(|figure| figure.experiment.as_deref() == experiment);
+        let value = |check: Check| {
+            let unit = match &check.of {
+                Some(of) => check.metric_of(of, report).ok()?.median,
+                None => check.unit,
+            };
+            let Check { metric, variant, params, paper, .. } = check;
             Some(Self { metric, variant, params, value: paper? * unit })
         };
-        Ok(checks.filter_map(value).collect())
+        Ok(figures.flat_map(|figure| figure.checks).filter_map(value).collect())
     }
 
     /// The value for a metric of a variant, if there is one.
@@ -289,6 +323,7 @@ impl Figure {
 #[cfg(test)]
 pub mod tests {
     use serde_json::json;
+    use sluice_cli::lab::bench::{Given, Repeated};
 
     use super::*;
     use crate::bench::host::HostInfo;
@@ -324,6 +359,8 @@ pub mod tests {
             at_least,
             at_most,
             paper,
+            baseline: false,
+            why: None,
         }
     }
 
@@ -338,6 +375,15 @@ pub mod tests {
         assert_eq!(of(10.9, None, Some(30.0), Some(10.0)), ClaimVerdict::Holds);
         assert_eq!(of(20.0, None, Some(30.0), Some(10.0)), ClaimVerdict::InShape);
         assert_eq!(of(31.0, None, Some(30.0), None), ClaimVerdict::Not);
+    }
+
+    #[test]
+    fn a_baseline_that_is_worse_than_the_papers_is_no_better_result() {
+        let of =
+            |value: f64, at_least, at_most, paper| Check { baseline: true, ..check(at_least, at_most, Some(paper)) }.verdict(value);
+        let all = [ClaimVerdict::Holds, ClaimVerdict::InShape, ClaimVerdict::Not];
+        assert_eq!([1.3, 2.44, 1.1].map(|value| of(value, Some(1.2), None, 1.37)), all);
+        assert_eq!([0.6, 0.1, 0.95].map(|value| of(value, None, Some(0.9), 0.62)), all);
     }
 
     #[test]
@@ -372,7 +418,7 @@ pub mod tests {
 
     #[test]
     fn values_of_papers_are_those_of_their_variants() {
-        let values = PaperValue::of("fairness").unwrap();
+        let values = PaperValue::of(&report("fairness", &[])).unwrap();
         let of = |name: &str, diversity: u32, metric: &str| {
             let variant = Variant::new(name, Params::from([("diversity".into(), json!(diversity)), ("more".into(), json!(1))]));
             PaperValue::find(&values, &variant, metric)
@@ -381,8 +427,19 @@ pub mod tests {
         let others = [of("default/other", 3, "jain"), of("weights/other", 6, "jain"), of("default/other", 6, "least_pps")];
         assert_eq!(others, [None::<f64>; 3]);
         let light = Variant::new("light", Params::from([("nfs".into(), json!(900))]));
-        assert_eq!(PaperValue::find(&PaperValue::of("pool-scale").unwrap(), &light, "delivered_pps"), Some(8.9e6), "of the metric");
-        assert!(PaperValue::of("chain").unwrap().is_empty(), "a ratio of two variants is no value of one");
+        let values = PaperValue::of(&report("pool-scale", &[])).unwrap();
+        assert_eq!(PaperValue::find(&values, &light, "delivered_pps"), Some(8.9e6), "of the metric");
+    }
+
+    #[test]
+    fn a_papers_ratio_is_of_what_was_measured() {
+        let mut chain = report("chain", &[]);
+        assert!(PaperValue::of(&chain).unwrap().is_empty(), "without the default there is nothing to be a part of");
+        let mut variant = Variant::new("default/other", Params::new());
+        variant.add("wasted_pps", 1e6);
+        chain.variants.push(variant);
+        let values = PaperValue::of(&chain).unwrap();
+        assert_eq!(PaperValue::find(&values, &Variant::new("nfvnice/other", Params::new()), "wasted_pps"), Some(3100.0));
     }
 
     #[test]
@@ -393,7 +450,9 @@ pub mod tests {
                 ours: Ok(Summary::default()),
                 paper: None,
                 bound: String::new(),
+                limit: 0.0,
                 verdict: *verdict,
+                why: None,
             });
             Figure::verdict(&checked.collect::<Vec<_>>())
         };
@@ -423,7 +482,7 @@ pub mod tests {
             };
             let (good, bad) = match (check.at_least, check.at_most) {
                 (Some(least), _) => (least.max(check.paper.unwrap_or(least)), least / 2.0),
-                (None, most) => (0.0, 2.0 * most.unwrap() + 1.0),
+                (None, most) => (check.paper.filter(|_| check.baseline).unwrap_or(0.0), 2.0 * most.unwrap() + 1.0),
             };
             assert_eq!((of(good), of(bad)), (ClaimVerdict::Holds, ClaimVerdict::Not), "{}", check.what);
         }
@@ -445,15 +504,15 @@ pub mod tests {
                 assert!(check.paper.is_none_or(inside), "{at}, {}: the paper's own value holds", check.what);
             }
         }
+        for run in &known.runs {
+            assert_eq!(run.quick.is_none(), run.slow.is_some(), "{}: how it runs with --quick, or why it does not", run.experiment);
+        }
         let mut run: Vec<&str> = known.runs.iter().map(|run| run.experiment.as_str()).collect();
-        assert!(
-            known
-                .runs
-                .iter()
-                .filter_map(|run| run.quick.as_ref())
-                .flat_map(|quick| &quick.given)
-                .all(|given| { given.parse::<sluice_cli::lab::bench::Given>().is_ok() })
-        );
+        for quick in known.runs.iter().filter_map(|run| run.quick.as_ref()) {
+            assert!(quick.given.iter().all(|given| given.parse::<Given>().is_ok()), "{:?}", quick.given);
+            let is_value = |again: &String| !again.starts_with('-') && again.parse::<Repeated>().is_ok();
+            assert!(quick.again.iter().all(is_value), "{:?}", quick.again);
+        }
         let mut all = experiments;
         run.sort_unstable();
         all.sort_unstable();

@@ -3,8 +3,9 @@
 //! # Terms
 //! - *Case*: one thing to run: a variant with its params.
 //! - *Row*: the measurements of one run of a case.
-//! - *Turn*: one run of all cases. Ratios between cases are taken within a turn, so that a
-//!   disturbance of the host affects both sides of a ratio.
+//! - *Turn*: one run of all cases, or after the first of those to repeat (`--again`). Ratios
+//!   between cases are taken within a turn, so that a disturbance of the host affects both sides of
+//!   a ratio.
 //!
 //! # Limits
 //! A case that fails does not run again, and its earlier rows are not reported.
@@ -249,6 +250,13 @@ impl Lab {
             plan.experiment,
             plan.cases.iter().take(4).map(|case| format!("\"{}\"", named(case))).collect::<Vec<_>>().join(", ")
         );
+        anyhow::ensure!(
+            self.args.repeats < 2
+                || cases.is_empty()
+                || cases.iter().flatten().any(|case| self.args.runs_again(&case.name, &case.params)),
+            "--again leaves nothing of {} to repeat",
+            plan.experiment
+        );
         Ok(cases)
     }
 
@@ -264,6 +272,9 @@ impl Lab {
             let mut rows = Vec::new();
             for slot in &mut cases {
                 let Some(case) = *slot else { continue };
+                if turn > 1 && !self.args.runs_again(&case.name, &case.params) {
+                    continue;
+                }
                 let label = named(case);
                 eprintln!("{turn} of {}: {label}", self.args.repeats);
                 host_speed.sample();
@@ -392,7 +403,7 @@ pub fn show(args: &BenchArgs, report: &Report, groups: &[(&Group, Vec<&Variant>)
     let svg: Option<PathBuf> = args.svg.clone().or_else(|| args.json.as_ref().map(|path| path.with_extension("svg")));
     if let Some(path) = svg {
         let title = format!("sluice bench {} on {}", report.experiment, report.host.cpu);
-        match plot::svg(&title, groups, &PaperValue::of(&report.experiment)?) {
+        match plot::svg(&title, groups, &PaperValue::of(report)?) {
             Some(picture) => std::fs::write(&path, picture).with_context(|| format!("cannot write {}", path.display()))?,
             None => eprintln!("sluice bench: nothing was measured that could be plotted; {} is not written", path.display()),
         }
@@ -506,6 +517,19 @@ pub mod tests {
         (lab.args.only, lab.args.given) = (Vec::new(), vec!["sizes=3".parse().unwrap()]);
         let error = lab.conduct(&plan).unwrap_err().to_string();
         assert_eq!(error, "test has no parameter sizes; its parameters are nfs");
+    }
+
+    #[test]
+    fn only_some_are_repeated() {
+        let mut lab = lab(3);
+        let mut plan = Trials::new("test", nothing, Vec::new());
+        plan.cases = ["default/other", "sluice/other"].map(|name| case(name, || Ok(1.0))).into();
+        lab.args.again = vec!["sluice".parse().unwrap(), "nfs=1".parse().unwrap()];
+        let (report, _) = lab.conduct(&plan).unwrap();
+        let runs: Vec<usize> = report.variants.iter().map(|variant| variant.metrics["x_pps"].samples.len()).collect();
+        assert_eq!(runs, [1, 3]);
+        lab.args.again = vec!["nonsense".parse().unwrap()];
+        assert_eq!(lab.conduct(&plan).unwrap_err().to_string(), "--again leaves nothing of test to repeat");
     }
 
     #[test]

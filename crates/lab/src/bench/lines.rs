@@ -240,7 +240,7 @@ mod tests {
         };
         let all = [of(1), of(6)];
         let (mut out, mut y) = (String::new(), 0.0);
-        let papers = PaperValue::of("fairness").unwrap();
+        let papers = PaperValue::of(&crate::bench::figures::tests::report("fairness", &[])).unwrap();
         panel(&mut out, &mut y, &JAIN, &JAIN.columns[0], &all.iter().collect::<Vec<_>>(), "diversity", &papers);
         // The paper's 0.62 for six flows is the highest value; ours is half of it.
         assert!(out.contains("<path d=\"M520.0 29.0l5 5l-5 5l-5 -5z\"") && out.contains("M70.0 134.0L520.0 134.0"), "{out}");

@@ -192,7 +192,7 @@ mod tests {
         const JAIN: Group = Group { columns: &[Column::new("jain", "Jain", 1.0, 2)], ..GROUP };
         let mut variant = Variant::new("default/other", Params::from([("diversity".into(), 6.into())]));
         variant.add("jain", 0.31);
-        let papers = PaperValue::of("fairness").unwrap();
+        let papers = PaperValue::of(&crate::bench::figures::tests::report("fairness", &[])).unwrap();
         let picture = svg("x", &[(&JAIN, vec![&variant])], &papers).unwrap();
         // The room reaches up to 0.62 of the paper, of which the bar is half.
         let top = 44.0 + HEAD;

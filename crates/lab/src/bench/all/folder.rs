@@ -22,14 +22,22 @@ pub struct RunSettings {
     pub seed: u64,
     pub only: Vec<String>,
     pub given: Vec<String>,
+    pub again: Vec<String>,
 }
 
 impl RunSettings {
     pub fn of(args: &BenchArgs, quick: Option<&Quick>) -> Self {
-        let (seed, whole) = (args.seed, (args.seconds, args.repeats, Vec::new(), Vec::new()));
-        let of_quick = |quick: &Quick| (quick.seconds, quick.repeats, quick.only.clone(), quick.given.clone());
-        let (seconds, repeats, only, given) = quick.map_or(whole, of_quick);
-        Self { seconds, repeats, seed, only, given }
+        let seed = args.seed;
+        let whole =
+            || Self { seconds: args.seconds, repeats: args.repeats, seed, only: Vec::new(), given: Vec::new(), again: Vec::new() };
+        quick.cloned().map_or_else(whole, |Quick { seconds, repeats, only, given, again, .. }| Self {
+            seconds,
+            repeats,
+            seed,
+            only,
+            given,
+            again,
+        })
     }
 
     pub fn words(&self) -> Vec<String> {
@@ -38,7 +46,9 @@ impl RunSettings {
         if !self.only.is_empty() {
             words.extend(["--only".into(), self.only.join(",")]);
         }
-        words.extend(self.given.iter().flat_map(|given| ["--where".into(), given.clone()]));
+        for (option, values) in [("--where", &self.given), ("--again", &self.again)] {
+            words.extend(values.iter().flat_map(|value| [option.into(), value.clone()]));
+        }
         words
     }
 }
@@ -167,6 +177,8 @@ mod tests {
         assert_eq!(folder.words("chain").unwrap(), "--seconds 5 --repeats 3 --seed 1");
         assert_eq!(folder.provenance("chain"), "Sluice 1, 2026-11-27");
         assert!(!folder.is_done("chain", &RunSettings { seconds: 1.0, ..settings.clone() }, &here));
+        let again = RunSettings { again: vec!["sluice".into(), "nfs=1,3".into()], ..settings.clone() };
+        assert_eq!(again.words()[6..].join(" "), "--again sluice --again nfs=1,3");
         let host = HostInfo { kernel: "7".into(), ..here.host.clone() };
         assert!(!folder.is_done("chain", &settings, &Measuring { host, ..here.clone() }));
         assert!(!folder.is_done("chain", &settings, &Measuring { build: 8, ..here.clone() }), "other programs");

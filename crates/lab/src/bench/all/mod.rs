@@ -55,6 +55,7 @@ pub fn run(args: &BenchArgs, about: fn(&str) -> &'static str, out: &mut dyn Writ
     );
     ensure!(args.first.is_none(), "--first is for one experiment; `all` takes --only with papers and experiments");
     ensure!(args.given.is_empty(), "--where is for one experiment; `all` takes --only with papers and experiments");
+    ensure!(args.again.is_empty(), "--again is for one experiment; `all` takes --only with papers and experiments");
     let known = Known::read()?;
     let chosen = chosen(&known, &args.only)?;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -77,11 +78,10 @@ fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupte
     let measuring = Measuring::here()?;
     let quick = |run: &PlannedRun| run.quick.as_ref().filter(|_| args.quick).cloned();
     let settings = |run: &PlannedRun| RunSettings::of(args, quick(run).as_ref());
-    let left_out = |run: &PlannedRun| args.quick && run.quick.is_none();
     let mut waiting: Vec<&PlannedRun> = Vec::new();
     for run in chosen {
         match run {
-            run if left_out(run) => eprintln!("{}: not with --quick", run.experiment),
+            PlannedRun { slow: Some(why), .. } if args.quick => eprintln!("{}: not with --quick: {why}", run.experiment),
             run if folder.is_done(&run.experiment, &settings(run), &measuring) => eprintln!("{}: there already", run.experiment),
             _ => waiting.push(run),
         }

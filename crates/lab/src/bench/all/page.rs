@@ -25,6 +25,9 @@ svg { max-width: 100%; height: auto; display: block; border-radius: .4rem; }
 details { margin: .4rem 0; } code { font-size: .9em; } .small { color: var(--none); font-size: .9em; }
 ";
 
+/// Why claims have no page.
+const PAGES: &str = "Claims are named by figure and section, and not by page: no text of the papers was at hand.";
+
 /// What the report says besides results.
 #[derive(Clone, Copy)]
 pub struct Words {
@@ -39,23 +42,41 @@ struct Compared<'a> {
     figure: &'a Figure,
     report: Option<Report>,
     checked: Vec<Checked<'a>>,
+    /// Why there is no result.
+    missing: Option<String>,
 }
 
 impl<'a> Compared<'a> {
-    fn of(figure: &'a Figure, folder: &Folder) -> Self {
+    fn of(figure: &'a Figure, known: &Known, folder: &Folder) -> Self {
         let report = figure.experiment.as_ref().and_then(|name| folder.result(name));
+        let missing = match (&report, &figure.experiment) {
+            (Some(_), _) => None,
+            (None, None) => figure.missing.clone(),
+            (None, Some(name)) => Some(not_run(known, name)),
+        };
         let against = |check: &'a Check| match &report {
             Some(report) => check.against(report),
             None => check.unmeasured("the experiment has no result here"),
         };
         let checked = figure.checks.iter().map(against).collect();
-        Self { figure, report, checked }
+        Self { figure, report, checked, missing }
     }
 
-    /// Its verdict in words, with how much of it was measured.
+    /// Its verdict in words, which say so where only a part holds that was measured.
+    fn word(&self) -> String {
+        let word = self.verdict().map_or("drawn only".into(), |verdict| verdict.to_string());
+        match self.verdict() {
+            Some(ClaimVerdict::Holds | ClaimVerdict::InShape) if Figure::coverage(&self.checked).is_some() => {
+                format!("{word} in part")
+            }
+            _ => word,
+        }
+    }
+
+    /// The same, with how much of it was measured.
     fn words(&self) -> String {
-        let verdict = word(self.verdict());
-        Figure::coverage(&self.checked).map_or(verdict.clone(), |coverage| format!("{verdict} ({coverage})"))
+        let word = self.word();
+        Figure::coverage(&self.checked).map_or(word.clone(), |coverage| format!("{word} ({coverage})"))
     }
 
     /// None without checks: it is drawn only.
@@ -67,6 +88,14 @@ impl<'a> Compared<'a> {
     }
 }
 
+/// Why an experiment has no result here.
+fn not_run(known: &Known, experiment: &str) -> String {
+    let slow = known.runs.iter().find(|run| run.experiment == experiment).and_then(|run| run.slow.as_ref());
+    let why = slow.map_or(String::new(), |why| format!(" and is not part of --quick: {why}"));
+    format!("`sluice bench {experiment}` has no result here{why}")
+}
+
+/// How a verdict is coloured.
 fn class(verdict: Option<ClaimVerdict>) -> &'static str {
     match verdict {
         Some(ClaimVerdict::Holds) => "holds",
@@ -76,25 +105,38 @@ fn class(verdict: Option<ClaimVerdict>) -> &'static str {
     }
 }
 
-fn word(verdict: Option<ClaimVerdict>) -> String {
-    verdict.map_or("drawn only".into(), |verdict| verdict.to_string())
-}
-
 /// A number with three digits that count, and none that do not.
 fn number(value: f64) -> String {
     if value != 0.0 && value.abs() < 0.1 { format!("{value:.4}") } else { short(value) }
 }
 
-fn spread(ours: &Summary) -> String {
+/// Why a verdict is not the best, where it is not.
+fn reason<'a>(one: &Checked<'a>) -> Option<&'a str> {
+    one.needs_reason().then(|| one.why.unwrap_or("no reason is written yet"))
+}
+
+/// The same with as many digits more as set it apart from a bound that it is near.
+fn number_beside(value: f64, bound: f64) -> String {
+    let text = number(value);
+    if value == bound || text != number(bound) {
+        return text;
+    }
+    let mut longer = (3..9).map(|digits| format!("{value:.digits$}"));
+    longer.find(|text| text.parse::<f64>() != Ok(bound)).unwrap_or(text)
+}
+
+/// The median beside its bound, with the least and the greatest run.
+fn spread(ours: &Summary, bound: f64) -> String {
+    let median = number_beside(ours.median, bound);
     match ours.samples.len() {
-        1 => number(ours.median),
-        _ => format!("{} ({}–{})", number(ours.median), number(ours.min), number(ours.max)),
+        1 => median,
+        _ => format!("{median} ({}–{})", number(ours.min), number(ours.max)),
     }
 }
 
 /// The page, the same as Markdown, and how many figures of each paper hold, a line each.
 pub fn texts(known: &Known, folder: &Folder, words: Words) -> [String; 3] {
-    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, folder)).collect();
+    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, known, folder)).collect();
     let counted = counts(&compared).iter().map(|(paper, words)| format!("{}: {words}", paper.title())).collect::<Vec<_>>();
     [html(known, &compared, folder, words), markdown(known, &compared, folder, words), counted.join("\n")]
 }
@@ -113,12 +155,10 @@ pub fn write(known: &Known, folder: &Folder, words: Words) -> anyhow::Result<Str
 /// How many figures of each paper have each verdict.
 fn counts(compared: &[Compared]) -> Vec<(Paper, String)> {
     let of_paper = |paper: Paper| {
-        let verdicts: Vec<_> = compared.iter().filter(|one| one.figure.paper == paper).map(Compared::verdict).collect();
-        let mut kinds = verdicts.clone();
-        kinds.sort_unstable_by_key(|verdict| verdict.map_or(u8::MAX, |verdict| verdict as u8));
-        kinds.dedup();
-        let count = |kind: &Option<ClaimVerdict>| verdicts.iter().filter(|verdict| *verdict == kind).count();
-        let words: Vec<String> = kinds.iter().map(|kind| format!("{} {}", count(kind), word(*kind))).collect();
+        let kind = |one: &Compared| (one.verdict().map_or(u8::MAX, |verdict| verdict as u8), one.word());
+        let mut kinds: Vec<_> = compared.iter().filter(|one| one.figure.paper == paper).map(kind).collect();
+        kinds.sort_unstable();
+        let words: Vec<String> = kinds.chunk_by(|a, b| a == b).map(|same| format!("{} {}", same.len(), same[0].1)).collect();
         (!words.is_empty()).then(|| (paper, words.join(", ")))
     };
     Paper::ALL.into_iter().filter_map(of_paper).collect()
@@ -130,10 +170,13 @@ fn setting(known: &Known, folder: &Folder, is_quick: bool) -> String {
         return "Nothing has been measured yet.".into();
     };
     let host = &report.host;
+    // Experiments without packets do not know of pages.
+    let has_hugepages = known.runs.iter().filter_map(|run| folder.result(&run.experiment)).any(|report| report.host.hugepages);
+    let pages = if has_hugepages { "with hugepages" } else { "without hugepages" };
     let short = if is_quick { " Runs are short (--quick): take single values with care." } else { "" };
     let measured = folder.provenance(&report.experiment);
     let measured = if measured.is_empty() { String::new() } else { format!(" {measured}.") };
-    format!("{}, {} cores, Linux {}.{measured}{short}", host.cpu, host.cores, host.kernel)
+    format!("{}, {} cores, Linux {}, {pages}.{measured}{short}", host.cpu, host.cores, host.kernel)
 }
 
 /// An experiment that was simulated too.
@@ -192,11 +235,14 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
          <title>Sluice beside the papers</title>\n<style>{STYLE}</style></head><body>\n<h1>Sluice beside the papers</h1>\n<p>{}</p>\n",
         escaped(&setting(known, folder, words.is_quick))
     );
-    out.push_str(
-        "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better; where the paper gives none, beyond the bound. \
+    let _ = write!(
+        out,
+        "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better where it is ours; where the paper gives none, \
+         beyond the bound. \
          <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
-         Bounds are ours, values of the paper are where it gives them. \
-         Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n",
+         <b class=\"holds\">in part</b>: as far as it was measured. \
+         Bounds are ours, values of the paper are where it gives them. {PAGES} \
+         Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n"
     );
     for (paper, verdicts) in counts(compared) {
         let _ = writeln!(out, "<tr><td><a href=\"#{}\">{}</a></td><td>{verdicts}</td></tr>", paper.word(), paper.title());
@@ -246,7 +292,7 @@ fn html_row(out: &mut String, words: &str, numbers: &[String]) {
 }
 
 fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words), drawn: &mut Vec<&'a str>) {
-    let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
+    let Figure { name, claim, experiment, differs, .. } = one.figure;
     let verdict = one.verdict();
     let _ = writeln!(
         out,
@@ -256,12 +302,14 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
         one.words(),
         escaped(claim)
     );
-    if let Some(why) = missing {
-        let _ = writeln!(out, "<p class=\"small\">{}</p>", escaped(why));
+    if let Some(why) = &one.missing {
+        let _ = writeln!(out, "<p class=\"small\">Not measured: {}.</p>", escaped(why));
     }
     if !one.checked.is_empty() {
         out.push_str("<table><tr><th>What</th><th>Ours</th><th>Paper</th><th>Bound</th><th></th></tr>\n");
-        for Checked { what, ours, paper, bound, verdict } in &one.checked {
+        for check in &one.checked {
+            let Checked { what, ours, paper, bound, limit, verdict, .. } = check;
+            let spread = |ours| spread(ours, *limit);
             let ours = ours.as_ref().map_or_else(|why| format!("– <span class=\"small\">{}</span>", escaped(why)), spread);
             let paper = paper.map_or(String::new(), number);
             let _ = writeln!(
@@ -271,6 +319,9 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
                 escaped(what),
                 class(Some(*verdict))
             );
+            if let Some(why) = reason(check) {
+                let _ = writeln!(out, "<tr><td class=\"small\" colspan=\"5\">Why: {}</td></tr>", escaped(why));
+            }
         }
         out.push_str("</table>\n");
     }
@@ -311,8 +362,10 @@ fn command(name: &str, report: &Report, folder: &Folder) -> String {
 }
 
 fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
-    let mut out =
-        format!("# Sluice beside the papers\n\n{}\n\n| paper | figures |\n|---|---|\n", setting(known, folder, words.is_quick));
+    let mut out = format!(
+        "# Sluice beside the papers\n\n{}\n\n{PAGES}\n\n| paper | figures |\n|---|---|\n",
+        setting(known, folder, words.is_quick)
+    );
     for (paper, verdicts) in counts(compared) {
         let _ = writeln!(out, "| {} | {verdicts} |", paper.title());
     }
@@ -340,16 +393,19 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
 }
 
 fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
-    let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
+    let Figure { name, claim, experiment, differs, .. } = one.figure;
     let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", one.words());
-    if let Some(why) = missing {
+    if let Some(why) = &one.missing {
         let _ = write!(out, "\nNot measured: {why}.\n");
     }
     if !one.checked.is_empty() {
         out.push_str("\n| what | ours | paper | bound | |\n|---|---|---|---|---|\n");
-        for Checked { what, ours, paper, bound, verdict } in &one.checked {
+        for check in &one.checked {
+            let Checked { what, ours, paper, bound, limit, verdict, .. } = check;
+            let spread = |ours| spread(ours, *limit);
             let ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
-            let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict} |", paper.map_or(String::new(), number));
+            let why = reason(check).map_or(String::new(), |why| format!(": {why}"));
+            let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict}{why} |", paper.map_or(String::new(), number));
         }
     }
     if let Some(differs) = differs {
@@ -392,6 +448,7 @@ mod tests {
         metric = "delivered_pps"
         at_least = 1.2
         paper = 2.0
+        why = "Cores are <slow>"
         [[figure]]
         paper = "resq"
         name = "Figure 3"
@@ -434,6 +491,7 @@ mod tests {
             ">2.00<",
             "≥ 1.2",
             "holds in shape",
+            "Why: Cores are &lt;slow&gt;",
             "no experiment",
             "--quick",
         ] {
@@ -441,10 +499,27 @@ mod tests {
         }
         assert!(page.contains("<h3>forward</h3>") && !page.contains("<script") && !page.contains("http://"), "{page}");
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
-        assert!(text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape |"), "{text}");
+        assert!(
+            text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape: Cores are <slow> |"),
+            "{text}"
+        );
         assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2 --only chain/` ([plot](chain.svg))"), "{text}");
         assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
-        assert!(text.contains(" cores, Linux 6. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
+        assert!(text.contains(" cores, Linux 6, without hugepages. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
+    }
+
+    #[test]
+    fn what_has_no_result_says_why() {
+        let known: Known = toml::from_str(&DATA.replace(
+            "experiment = \"chain\"\n        [[run]]",
+            "experiment = \"chain\"\n        slow = \"it takes a day\"\n        [[run]]",
+        ))
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        write(&known, &Folder(dir.path().into()), WORDS).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
+        let wanted = "Not measured: `sluice bench chain` has no result here and is not part of --quick: it takes a day.";
+        assert!(text.contains(wanted) && text.contains("Not measured: no experiment."), "{text}");
     }
 
     #[test]
@@ -469,6 +544,13 @@ mod tests {
             page.contains("<td>chain, a nfs 3</td><td class=\"n\">1.00</td><td class=\"n\">1.00</td><td class=\"n\">-4.0 %</td>"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn a_value_beside_its_bound_has_the_digits_that_say_on_which_side() {
+        let of = |value| number_beside(value, 0.95);
+        assert_eq!([0.9525, 0.95, 0.94, 0.94999].map(of), ["0.953", "0.95", "0.94", "0.94999"]);
+        assert_eq!([number_beside(20_001.0, 20_000.0), number_beside(0.0, 1.0)], ["20001.000", "0.00"]);
     }
 
     #[test]

@@ -53,12 +53,13 @@ use load::{HostCounts, Sender};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-chain",
     about: "chains of the kernel (namespaces, nftables) beside the same chains of ours, per core used",
-    run: |args| Lab::measure(args, &NFS, |_| plan(missing().as_deref())),
+    run: |args| Lab::measure(args, &NFS, |_| plan()),
 };
 
 /// The hops of the longest chain.
 const HOPS: [NfKind; 3] = [NfKind::Firewall, NfKind::Nat, NfKind::Monitor];
-const NFS: [&str; 3] = ["sluice-nf-firewall", "sluice-nf-nat", "sluice-nf-monitor"];
+/// The NFs of ours.
+pub const NFS: [&str; 3] = ["sluice-nf-firewall", "sluice-nf-nat", "sluice-nf-monitor"];
 /// Lengths of chains, and their variants.
 const CHAINS: [(usize, &[Way]); 3] = [
     (0, &[Way::Linux, Way::Sluice]),
@@ -70,7 +71,7 @@ const LOADS: [(&str, f64); 2] = [("paced", 50_000.0), ("flood", 0.0)];
 const DELIVERED: &str = "delivered_pps";
 const PER_CPU: &str = "delivered_per_cpu_s";
 
-const GROUP: Group = Group {
+pub const GROUP: Group = Group {
     title: "UDP of 64 bytes through no hop, a firewall, and firewall, NAT and monitor",
     keys: &["nfs", "load"],
     columns: &[
@@ -123,8 +124,13 @@ fn missing() -> Option<String> {
     })
 }
 
+/// All variants, or why they cannot run here.
+pub fn plan() -> Trials {
+    planned(missing().as_deref())
+}
+
 /// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Trials {
+fn planned(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, of_linux, vec![(GROUP, |_| true)]);
     for (load, rate) in LOADS {
         for (nfs, ways) in CHAINS {
@@ -269,7 +275,7 @@ fn sample(before: &HostCounts, after: &HostCounts) -> Sample {
 }
 
 /// Adds our rates relative to the kernel's best of the same chain and load.
-fn of_linux(rows: &mut [Row]) -> Vec<Row> {
+pub fn of_linux(rows: &mut [Row]) -> Vec<Row> {
     let all = rows.to_vec();
     for row in rows.iter_mut().filter(|row| !row.name.starts_with(LINUX)) {
         let kernels = all.iter().filter(|other| other.name.starts_with(LINUX) && other.params == row.params);
@@ -296,8 +302,8 @@ mod tests {
 
     #[test]
     fn all_variants_run_under_both_loads_or_none_does() {
-        assert_eq!(plan(None).cases.len(), 2 * (2 + 3 + 5));
-        let none = plan(Some("there is no nft here"));
+        assert_eq!(planned(None).cases.len(), 2 * (2 + 3 + 5));
+        let none = planned(Some("there is no nft here"));
         assert_eq!((none.cases.len(), none.left_out.len()), (0, 20));
         assert_eq!(crate::bench::lab::left_out_lines(&none.left_out).len(), 1, "one reason");
     }

@@ -1,6 +1,10 @@
-//! `sluice bench peers --with DIR`: other data planes, where they are installed, beside ours.
+//! `sluice bench peers [--with DIR]`: Linux, and other data planes where they are installed, beside
+//! ours.
 //!
 //! # Approach
+//! Linux is always there: its chains run in turns with the same chains of ours ([`linux_chain`]).
+//! With `--with`, the data planes that a folder has adapters of run after them.
+//!
 //! An adapter ([`adapter`]) says how a peer is started for a chain, on which number of cores, and
 //! where it prints its rate. It runs in turns with a chain of as many bridges of ours, on the same
 //! cores and no more of them: the generator, the daemon and the NFs in one packet thread
@@ -25,15 +29,16 @@ use serde_json::json;
 use sluice_api::config::Run;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Row, Trials};
+use crate::bench::lab::{Case, Derive, Lab, Row, Shown, Trials};
+use crate::bench::linux_chain;
 use crate::bench::measure::Sample;
-use crate::bench::report::Params;
+use crate::bench::report::{Params, Variant};
 use crate::bench::setup::{Chain, PACKET_BYTES, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use adapter::{Adapter, RunValues};
 
 pub const EXPERIMENT: Experiment =
-    Experiment { name: "peers", about: "other data planes beside ours, those that are installed: peers --with DIR", run };
+    Experiment { name: "peers", about: "Linux beside ours, and other data planes that are installed: peers [--with DIR]", run };
 
 const NF: &str = "sluice-nf-bridge";
 const FLOWS: u32 = 16;
@@ -58,10 +63,12 @@ const GROUP: Group = Group {
 };
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let folder = args.with.as_ref().context("name the folder of the adapters: sluice bench peers --with DIR")?;
-    let adapters: Vec<Rc<Adapter>> = adapter::read_all(folder)?.into_iter().map(Rc::new).collect();
-    let lab = Lab::here(args, &[NF])?;
-    let ended = lab.run(&plan(&lab, &adapters));
+    let adapters = args.with.as_deref().map(adapter::read_all).transpose()?.unwrap_or_default();
+    let adapters: Vec<Rc<Adapter>> = adapters.into_iter().map(Rc::new).collect();
+    let mut nfs = vec![NF];
+    nfs.extend(linux_chain::NFS);
+    let lab = Lab::here(args, &nfs)?;
+    let ended = lab.run(&plan(&lab, linux_chain::plan(), &adapters));
     for adapter in adapters.iter().filter(|adapter| adapter.missing().is_none()) {
         println!("{}: {}", adapter.name, adapter.what_is_comparable.trim());
     }
@@ -103,8 +110,9 @@ impl Way {
     }
 }
 
-fn plan(lab: &Lab, adapters: &[Rc<Adapter>]) -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, of_peers, vec![(GROUP, |_| true)]);
+/// The chains of Linux, and those of adapters.
+fn plan(lab: &Lab, linux: Trials, adapters: &[Rc<Adapter>]) -> Trials {
+    let mut plan = with_linux(linux);
     let cores: Vec<usize> = std::iter::once(lab.manager_core).chain(lab.cores.besides_manager()).collect();
     for adapter in adapters {
         for hops in adapter.chain_lengths.iter().copied() {
@@ -129,6 +137,21 @@ fn plan(lab: &Lab, adapters: &[Rc<Adapter>]) -> Trials {
         }
     }
     plan
+}
+
+/// The chains of Linux and ours, to which those of other peers are added.
+fn with_linux(linux: Trials) -> Trials {
+    let derive: Derive = |rows| {
+        of_peers(rows);
+        linux_chain::of_linux(rows)
+    };
+    let shown: Vec<Shown> = vec![(linux_chain::GROUP, |variant| !is_of_peer(variant)), (GROUP, is_of_peer)];
+    Trials { experiment: EXPERIMENT.name, derive, groups: shown, ..linux }
+}
+
+/// Whether a variant is of an adapter's chain or of ours beside it.
+fn is_of_peer(variant: &Variant) -> bool {
+    variant.params.contains_key("peer")
 }
 
 fn ours(way: Way, hops: u32, params: Params, cores: &[usize]) -> Case {
@@ -192,7 +215,7 @@ fn put_cores(sample: &mut Sample, cores: usize) {
 /// Adds each of our rates relative to the peer's with the same chain.
 fn of_peers(rows: &mut [Row]) -> Vec<Row> {
     let all = rows.to_vec();
-    for row in rows.iter_mut().filter(|row| row.name.starts_with(OURS)) {
+    for row in rows.iter_mut().filter(|row| row.name.starts_with(OURS) && row.params.contains_key("peer")) {
         let Some(peer) = all.iter().find(|other| !other.name.starts_with(OURS) && other.params == row.params) else { continue };
         for (ratio, metric) in [("of_peer", DELIVERED), ("of_peer_per_core", PER_CORE)] {
             let both = row.get(metric).zip(peer.get(metric).filter(|theirs| *theirs > 0.0));
@@ -207,6 +230,7 @@ mod tests {
     use super::adapter::tests::shell;
     use super::*;
     use crate::bench::daemon::tests::assert_accepted;
+    use crate::bench::lab::nothing;
     use crate::bench::lab::tests::lab;
 
     #[test]
@@ -216,13 +240,15 @@ mod tests {
         let mut lab = lab(1);
         // A core that this process may use.
         lab.manager_core = lab.cores.besides_manager()[0];
-        let plan = plan(&lab, &[Rc::new(shell("stub", "echo rate 2")), Rc::new(absent)]);
+        let mut linux = Trials::new("linux-chain", nothing, Vec::new());
+        linux.cases.push(Case::one("linux", Params::new(), |_| Ok(Sample::new())));
+        let plan = plan(&lab, linux, &[Rc::new(shell("stub", "echo rate 2")), Rc::new(absent)]);
         let names: Vec<&str> = plan.cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names, ["sluice/inline", "stub", "sluice/inline", "stub"]);
-        assert_eq!(plan.cases[2].params["chain_length"], 3);
+        assert_eq!(names, ["linux", "sluice/inline", "stub", "sluice/inline", "stub"]);
+        assert_eq!(plan.cases[3].params["chain_length"], 3);
         assert_eq!(plan.left_out.len(), 2);
         assert!(plan.left_out[0].why.starts_with("there is no program sluice-no-such-program here"));
-        let rows = (plan.cases[1].run)(&lab).unwrap();
+        let rows = (plan.cases[2].run)(&lab).unwrap();
         assert_eq!((rows[0].get(DELIVERED), rows[0].get(PER_CORE)), (Some(2000.0), Some(2000.0)));
     }
 
@@ -247,7 +273,7 @@ mod tests {
         let row = |name: &str, hops: u32, pps: f64, cores: usize| {
             let mut sample = Sample::from([(DELIVERED.into(), pps)]);
             put_cores(&mut sample, cores);
-            Row::new(name, &Params::from([("chain_length".to_string(), json!(hops))]), sample)
+            Row::new(name, &Params::from([("chain_length".into(), json!(hops)), ("peer".into(), json!("vpp"))]), sample)
         };
         let mut rows =
             [row("sluice/shared", 3, 6.0, 2), row("vpp", 3, 4.0, 1), row("sluice/inline", 1, 1.0, 1), row("vpp", 2, 9.0, 1)];

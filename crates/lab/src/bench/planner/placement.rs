@@ -56,7 +56,7 @@ const SLOS: usize = 200;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=10;
 
 /// Stands for the seed in rows of all sets.
-pub(super) const MEDIAN: &str = "median";
+pub const MEDIAN: &str = "median";
 
 /// Each set: too many to be drawn.
 const GROUP: Group = Group {

@@ -4,7 +4,8 @@
 //! The chain of 120, 270 and 550 with everything enabled under SCHED_OTHER. One parameter at a time
 //! differs from the middle of the sweep (the daemon's defaults). The delivered rate against the
 //! ideal shows whether packets stay in the caches and the core stays busy; wasted work and latency
-//! show the price. With `handover` 0, the manager wakes each NF.
+//! show the price. With `handover` 0, the manager wakes each NF. NFVnice's parts, which have no
+//! hand-over, run with the lowest and the highest watermarks, and with those of the middle.
 //!
 //! The second table has chains of two to six NFs and of other costs, each with a margin between low
 //! and high watermark of 1, 20 and 40 percent, and with an ideal of its own.
@@ -107,6 +108,11 @@ fn sweep() -> Vec<Point> {
     out
 }
 
+/// Points of NFVnice's parts.
+fn of_parts() -> [Point; 3] {
+    [MARKS[0], (MIDDLE.low, MIDDLE.high), MARKS[MARKS.len() - 1]].map(|(low, high)| Point { low, high, handover: false, ..MIDDLE })
+}
+
 impl Point {
     /// The deviation from the middle, in words.
     fn word(&self) -> String {
@@ -163,6 +169,7 @@ fn plan(lab: &Lab) -> Trials {
     let case = |point: &Point, mode: Mode| Case::flow(&name_of(mode, Class::Other), point.params(), point.setup(lab, mode));
     plan.cases.push(case(&MIDDLE, Mode::Ideal));
     plan.cases.extend(CHAINS.map(|costs| case(&Point { costs, ..MIDDLE }, Mode::Ideal)));
+    plan.cases.extend(of_parts().map(|point| case(&point, Mode::Nfvnice)));
     plan.cases.extend(sweep().iter().map(|point| case(point, Mode::Sluice)));
     plan
 }
@@ -198,12 +205,13 @@ mod tests {
     fn one_ideal_is_the_measure_of_all_points_of_a_chain() {
         let plan = plan(&lab(1));
         let ideals = plan.cases.iter().filter(|case| case.name == "ideal/other").count();
-        assert_eq!((ideals, plan.cases.len()), (1 + CHAINS.len(), ideals + sweep().len()));
+        assert_eq!((ideals, plan.cases.len()), (1 + CHAINS.len(), ideals + of_parts().len() + sweep().len()));
+        assert!(of_parts()[0].setup(&lab(1), Mode::Nfvnice).sched.is_some_and(|sched| sched.weights && !sched.handover));
         let row = |i: usize, pps: f64| {
             let sample = crate::bench::measure::Sample::from([("delivered_pps".into(), pps)]);
             Row::new(&plan.cases[i].name, &plan.cases[i].params, sample)
         };
-        // The first chain's ideal, and a point of it; the last chain's, and its last point.
+        // The first chain's ideal, and one of the parts; the last chain's, and its last point.
         let mut rows = vec![row(0, 4.0), row(ideals, 3.0), row(ideals - 1, 10.0), row(plan.cases.len() - 1, 9.0)];
         derive(&mut rows);
         assert_eq!((rows[1].get("of_ideal"), rows[3].get("of_ideal")), (Some(0.75), Some(0.9)));
