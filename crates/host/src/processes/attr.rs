@@ -2,6 +2,8 @@
 //!
 //! Read whole, so that it can be restored whole.
 
+use std::time::Duration;
+
 use rustix::io::Errno;
 
 use crate::process::last_errno;
@@ -88,6 +90,13 @@ impl Attr {
     }
 }
 
+/// The slice that the kernel gives the calling thread, if that is of the default class and the
+/// kernel says it (since Linux 6.12).
+pub fn fair_slice() -> Option<Duration> {
+    let attr = Attr::of(0).ok()?;
+    (attr.policy == libc::SCHED_OTHER as u32 && attr.runtime > 0).then(|| Duration::from_nanos(attr.runtime))
+}
+
 /// Changes the priority of a thread that has a real-time class already; the cheapest call.
 ///
 /// # Errors
@@ -106,6 +115,20 @@ pub(crate) fn set_priority(tid: i32, priority: u8) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::skip::skip;
+
+    #[test]
+    fn only_a_fair_thread_has_a_fair_slice() {
+        let thread = std::thread::spawn(|| {
+            let attr = Attr::of(0).unwrap();
+            let wanted = (attr.runtime > 0).then(|| Duration::from_nanos(attr.runtime));
+            assert_eq!(fair_slice(), wanted);
+            if attr.round_robin(1).give(0).is_err() {
+                return skip("this process may not have a real-time class");
+            }
+            assert_eq!(fair_slice(), None);
+        });
+        thread.join().unwrap();
+    }
 
     #[test]
     fn what_a_thread_has_is_given_back_whole() {

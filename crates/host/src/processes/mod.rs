@@ -57,6 +57,7 @@ mod undo;
 #[cfg(test)]
 mod tests;
 
+pub use attr::fair_slice;
 pub use controller::{Controller, Settings};
 pub use mechanism::{Failed, Mechanism, Refused, Slot, UnknownMechanism};
 pub use target::{Gates, Target, TargetMember, ThreadWatch};

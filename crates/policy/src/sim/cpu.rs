@@ -45,9 +45,14 @@ impl World {
     }
 }
 
+/// A burst in progress.
+#[derive(Default)]
 struct Work {
-    local: usize,
+    /// Time that it still takes.
+    left_ns: u64,
     ns: u64,
+    /// Time in the handlers alone.
+    handler_ns: u64,
     packets: u32,
     batches: Vec<Batch>,
 }
@@ -55,7 +60,7 @@ struct Work {
 /// A core and its operating system.
 pub(super) struct Cpu {
     number: usize,
-    /// Time up to which the core was simulated: the end of the burst in progress.
+    /// Time up to which the core was simulated.
     now_ns: u64,
     pub os: RunQueue,
     pub processes: Vec<usize>,
@@ -63,12 +68,23 @@ pub(super) struct Cpu {
     pub table: CoreTable,
     /// Pending wakes: time and process.
     wakes: Vec<(u64, usize)>,
-    /// Process of its last burst; None after idling.
+    /// When the one that runs notices that it must give the core away.
+    due_ns: u64,
+    /// Whether another core interrupts it for that.
+    is_interrupted: bool,
+    next_tick_ns: u64,
+    /// The process that ran last; None after idling.
     last: Option<usize>,
-    work: Work,
-    is_working: bool,
+    /// Time left of a switch to it.
+    switch_ns: u64,
+    /// The burst of each process.
+    works: Vec<Work>,
+    /// In the ideal: the process whose burst was last.
+    turn: usize,
     /// Remainder of cycles to nanoseconds, in cycles · 1000.
     rest: u64,
+    /// No process is looked for to wake until then.
+    pub quiet_until_ns: u64,
 }
 
 impl Cpu {
@@ -78,14 +94,19 @@ impl Cpu {
         Self {
             number,
             now_ns: 0,
-            os: RunQueue::new(scenario.class, n),
+            os: RunQueue::new(scenario.class, &scenario.machine, n),
             table: CoreTable::new(n),
             processes: mine,
             wakes: Vec::new(),
+            due_ns: 0,
+            is_interrupted: false,
+            next_tick_ns: scenario.machine.tick_ns,
             last: None,
-            work: Work { local: 0, ns: 0, packets: 0, batches: Vec::new() },
-            is_working: false,
+            switch_ns: 0,
+            works: (0..n).map(|_| Work::default()).collect(),
+            turn: 0,
             rest: 0,
+            quiet_until_ns: 0,
         }
     }
 
@@ -93,9 +114,24 @@ impl Cpu {
         self.os.is_busy() || !self.wakes.is_empty()
     }
 
-    /// Makes a process able to run from `at_ns` on.
-    pub(super) fn wake_at(&mut self, at_ns: u64, local: usize) {
-        self.wakes.push((at_ns, local));
+    /// The manager wakes a process, at a time up to which the core was simulated or later. Returns
+    /// what that takes the manager.
+    ///
+    /// An idle core must be interrupted, and so must a process that is to give the core away. Else
+    /// the woken process only joins those that wait.
+    pub(super) fn wake(&mut self, local: usize, now_ns: u64, world: &mut World) -> u64 {
+        world.count.wakes += 1;
+        if !self.os.is_busy() {
+            // One that is being woken already runs what comes meanwhile, too.
+            let other_ns = self.wakes.iter().map(|(at_ns, _)| *at_ns).max();
+            self.wakes.push((other_ns.unwrap_or(now_ns + world.machine.wake_idle_ns), local));
+            return if other_ns.is_some() { world.machine.wake_quiet_cost_ns } else { world.machine.wake_cost_ns };
+        }
+        if self.ready(local, world) {
+            (self.due_ns, self.is_interrupted) = (now_ns + world.machine.wake_busy_ns, true);
+            return world.machine.wake_cost_ns;
+        }
+        world.machine.wake_quiet_cost_ns
     }
 
     /// The process that the policy runs next when `leaving` gives the core away.
@@ -115,18 +151,60 @@ impl Cpu {
         }
     }
 
-    /// Runs up to a time. The last burst may end later.
+    /// Runs up to a time. A burst in progress goes on in the next call.
     pub(super) fn run(&mut self, until_ns: u64, world: &mut World) {
         while self.now_ns < until_ns {
-            self.finish(world);
             let local = match world.fused {
                 true => self.next_in_turn(world),
                 false => self.scheduled(world),
             };
             match local {
-                Some(local) => self.step(local, world),
                 None => self.idle(until_ns, world),
+                Some(local) if self.has_begun(local, world) => self.advance(local, until_ns, world),
+                Some(_) => {}
             }
+        }
+    }
+
+    /// Whether a process has a burst in progress or begins one; else it goes to sleep.
+    fn has_begun(&mut self, local: usize, world: &mut World) -> bool {
+        if self.switch_ns > 0 || self.works[local].left_ns > 0 {
+            return true;
+        }
+        let stop = !world.processes[self.processes[local]].can_run() || self.is_over_budget(local, world);
+        if stop && !world.fused {
+            self.leave(local, world);
+            return false;
+        }
+        self.start(local, world);
+        true
+    }
+
+    /// Uses the core for a switch or a burst, up to its end, `until_ns`, or the next event.
+    fn advance(&mut self, local: usize, until_ns: u64, world: &mut World) {
+        let left_ns = if self.switch_ns > 0 { self.switch_ns } else { self.works[local].left_ns };
+        let mut end_ns = (self.now_ns + left_ns).min(until_ns);
+        if !world.fused {
+            let wake_ns = self.wakes.iter().map(|(at_ns, _)| *at_ns).min().unwrap_or(u64::MAX);
+            let due_ns = if self.os.is_due() { self.due_ns } else { u64::MAX };
+            end_ns = end_ns.min(self.next_tick_ns).min(wake_ns).min(due_ns).max(self.now_ns);
+        }
+        let ns = end_ns - self.now_ns;
+        self.now_ns = end_ns;
+        if !world.fused {
+            self.os.account(ns);
+        }
+        if self.switch_ns > 0 {
+            self.switch_ns -= ns;
+            let nf = world.processes[self.processes[local]].parts[0];
+            world.count.nfs[nf].switch_ns += ns;
+            world.count.cores[self.number].switch_ns += ns;
+            return;
+        }
+        self.works[local].left_ns -= ns;
+        world.count.cores[self.number].busy_ns += ns;
+        if self.works[local].left_ns == 0 {
+            self.finish(local, world);
         }
     }
 
@@ -138,19 +216,37 @@ impl Cpu {
     }
 
     /// In the ideal: the next process with packets, round robin by bursts.
-    fn next_in_turn(&self, world: &World) -> Option<usize> {
+    fn next_in_turn(&mut self, world: &World) -> Option<usize> {
         let n = self.processes.len();
-        let turn = (1..=n).map(|i| (self.work.local + i) % n);
-        turn.into_iter().find(|local| world.processes[self.processes[*local]].can_run())
+        if n > 0 && self.works[self.turn].left_ns > 0 {
+            return Some(self.turn);
+        }
+        let turn = (1..=n).map(|i| (self.turn + i) % n).find(|local| world.processes[self.processes[*local]].can_run());
+        self.turn = turn.unwrap_or(self.turn);
+        turn
     }
 
     /// The process that the operating system runs now. A switch takes time.
     fn scheduled(&mut self, world: &mut World) -> Option<usize> {
         while let Some(i) = (0..self.wakes.len()).filter(|i| self.wakes[*i].0 <= self.now_ns).min_by_key(|i| self.wakes[*i].0) {
             let (_, local) = self.wakes.remove(i);
-            self.ready(local, world);
+            if self.ready(local, world) {
+                self.due_ns = self.now_ns;
+            }
+        }
+        if self.now_ns >= self.next_tick_ns {
+            // None while the core is idle.
+            self.next_tick_ns = (self.now_ns / world.machine.tick_ns + 1) * world.machine.tick_ns;
+            let was_due = self.os.is_due();
+            self.os.tick();
+            if self.os.is_due() && !was_due {
+                self.due_ns = self.now_ns;
+            }
         }
         let before = self.os.current();
+        if before.is_some() && !(self.os.is_due() && self.now_ns >= self.due_ns) {
+            return before;
+        }
         let local = self.os.pick()?;
         if before != Some(local) {
             if let Some(before) = before {
@@ -165,32 +261,21 @@ impl Cpu {
         }
         if self.last != Some(local) {
             self.last = Some(local);
-            let nf = world.processes[self.processes[local]].parts[0];
-            world.count.nfs[nf].switch_ns += world.machine.switch_ns;
-            world.count.cores[self.number].switch_ns += world.machine.switch_ns;
-            self.now_ns += world.machine.switch_ns;
+            let interrupt_ns = if self.is_interrupted { world.machine.interrupt_ns } else { 0 };
+            self.switch_ns = world.machine.switch_ns + interrupt_ns;
         }
+        self.is_interrupted = false;
         Some(local)
     }
 
-    fn ready(&mut self, local: usize, world: &mut World) {
+    /// Makes a process able to run. True if the one that runs must give the core away for it.
+    fn ready(&mut self, local: usize, world: &mut World) -> bool {
         let process = &mut world.processes[self.processes[local]];
         // Its neighbour may have woken it meanwhile.
         if std::mem::take(&mut process.asleep) || self.os.current() != Some(local) {
             process.ready_ns = self.now_ns;
         }
-        self.os.wake(local);
-    }
-
-    /// Runs a burst of the process that has the core, or puts it to sleep.
-    fn step(&mut self, local: usize, world: &mut World) {
-        let number = self.processes[local];
-        let stop = !world.processes[number].can_run() || self.is_over_budget(local, world);
-        if stop && !world.fused {
-            self.leave(local, world);
-            return;
-        }
-        self.start(local, number, world);
+        self.os.wake(local)
     }
 
     /// Whether the running process has no budget left and another can run; called after each burst.
@@ -204,6 +289,7 @@ impl Cpu {
 
     /// Puts the process to sleep, and starts the next one with hand-over.
     fn leave(&mut self, local: usize, world: &mut World) {
+        world.processes[self.processes[local]].publish();
         let next = if world.handover { self.choose(Some(local), world, self.now_ns) } else { None };
         let process = &mut world.processes[self.processes[local]];
         process.asleep = true;
@@ -214,12 +300,12 @@ impl Cpu {
         }
     }
 
-    fn start(&mut self, local: usize, number: usize, world: &mut World) {
-        let process = &mut world.processes[number];
-        let mut left = process.rx.len().min(BURST).min(process.tx.room());
-        self.work.packets = left;
-        self.work.local = local;
-        let mut cycles = 0;
+    fn start(&mut self, local: usize, world: &mut World) {
+        let process = &mut world.processes[self.processes[local]];
+        let mut left = process.rx.len().min(BURST).min(process.tx_room());
+        let work = &mut self.works[local];
+        work.packets = left;
+        let (mut cycles, mut pass_cycles) = (0, 0);
         while left > 0 {
             let Some(batch) = process.rx.pop(left) else { break };
             left -= batch.count;
@@ -231,36 +317,29 @@ impl Cpu {
                 world.count.nfs[*nf].cycles += used;
                 world.count.nfs[*nf].packets += u64::from(batch.count);
                 cycles += used;
+                pass_cycles += pass;
             }
-            self.work.batches.push(Batch { since_ns: 0, ..batch });
+            work.batches.push(Batch { since_ns: 0, ..batch });
         }
         let thousandths = cycles * 1000 + self.rest;
-        self.work.ns = thousandths / world.machine.mhz;
+        // A burst takes some time, or none would ever end.
+        work.ns = (thousandths / world.machine.mhz).max(1);
         self.rest = thousandths % world.machine.mhz;
-        self.is_working = true;
-        self.now_ns += self.work.ns;
-        world.count.cores[self.number].busy_ns += self.work.ns;
+        work.left_ns = work.ns;
+        work.handler_ns = (cycles - pass_cycles) * 1000 / world.machine.mhz;
     }
 
-    /// Ends the burst in progress: its packets leave, and its time is charged.
-    fn finish(&mut self, world: &mut World) {
-        if !std::mem::take(&mut self.is_working) {
-            return;
-        }
-        let work = &mut self.work;
-        let process = &mut world.processes[self.processes[work.local]];
-        for batch in work.batches.drain(..) {
-            let lost = process.tx.push(batch);
-            debug_assert_eq!(lost, 0, "a burst is only taken if its packets have room");
-        }
-        self.table.charge(work.local, work.ns);
-        if !world.fused {
-            self.os.account(work.ns);
-        }
-        if self.now_ns >= process.sampled_ns + SAMPLE_EVERY_NS && work.packets > 0 {
-            process.sampled_ns = self.now_ns;
-            process.median.add(self.now_ns, work.ns / u64::from(work.packets));
-            process.service_ns = process.median.median(self.now_ns);
+    /// Ends a burst: its packets are returned, and its time is charged.
+    fn finish(&mut self, local: usize, world: &mut World) {
+        let work = &mut self.works[local];
+        let process = &mut world.processes[self.processes[local]];
+        process.give(work.batches.drain(..), self.now_ns - work.ns.min(self.now_ns));
+        self.table.charge(local, work.ns);
+        if self.now_ns >= process.service.sampled_ns + SAMPLE_EVERY_NS && work.packets > 0 {
+            let service = &mut process.service;
+            service.sampled_ns = self.now_ns;
+            service.median.add(self.now_ns, work.handler_ns / u64::from(work.packets));
+            service.ns = service.median.median(self.now_ns);
         }
     }
 }

@@ -11,6 +11,35 @@ use crate::sched::weight::ArrivalRate;
 const COST_WINDOW_NS: u64 = 100_000_000;
 /// Time constant of arrival rates, in nanoseconds.
 const RATE_TAU_NS: u64 = 10_000_000;
+/// Longest time for which an NF with more packets keeps finished bursts back, in nanoseconds.
+const PUBLISH_NS: u64 = 8_000;
+
+/// Finished packets that are not in the tx ring yet: their slots of the rx ring are not free.
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    batches: Vec<Batch>,
+    packets: u32,
+    /// When they are published in any case, in nanoseconds.
+    publish_at_ns: u64,
+}
+
+/// What a packet costs in the handlers, as it is sampled, in nanoseconds.
+#[derive(Debug, Clone)]
+pub(super) struct CostSamples {
+    pub median: MovingMedian,
+    pub ns: Option<u64>,
+    pub sampled_ns: u64,
+}
+
+/// What the manager counts of a process.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// Packets that were ever put on its ring.
+    pub posted: u64,
+    /// Packets that it had returned at the last look, and since when, in nanoseconds.
+    pub returned: u64,
+    pub since_ns: u64,
+}
 
 /// A process: one NF, or in the ideal consecutive NFs of a chain on a core.
 #[derive(Debug, Clone)]
@@ -20,18 +49,18 @@ pub(super) struct Process {
     pub parts: Vec<usize>,
     pub rx: Ring,
     pub tx: Ring,
+    kept: Kept,
     /// Packets that may still be admitted.
     pub credit: u32,
     pub asleep: bool,
     pub held: bool,
     pub depth: u32,
     pub watch: QueueWatch,
-    pub median: MovingMedian,
-    pub service_ns: Option<u64>,
-    pub sampled_ns: u64,
+    pub service: CostSamples,
     pub rate: ArrivalRate,
-    /// Packets that ever wanted it.
+    /// Packets that ever wanted it: put on its ring, or refused at an entry.
     pub wanted: u64,
+    pub seen: Seen,
     pub share: f64,
     pub written: Option<f64>,
     /// Since when it could run, in nanoseconds.
@@ -45,16 +74,16 @@ impl Process {
             parts,
             rx: Ring::new(ring),
             tx: Ring::new(ring),
+            kept: Kept::default(),
             credit: ring,
             asleep: true,
             held: false,
             depth: 0,
             watch: QueueWatch::default(),
-            median: MovingMedian::new(COST_WINDOW_NS),
-            service_ns: None,
-            sampled_ns: 0,
+            service: CostSamples { median: MovingMedian::new(COST_WINDOW_NS), ns: None, sampled_ns: 0 },
             rate: ArrivalRate::new(RATE_TAU_NS),
             wanted: 0,
+            seen: Seen::default(),
             share: 0.0,
             written: None,
             ready_ns: 0,
@@ -65,7 +94,57 @@ impl Process {
     /// waits, if that is less.
     pub(super) fn can_run(&self) -> bool {
         let waiting = self.rx.len();
-        waiting > 0 && !self.held && self.tx.room() >= waiting.min(BURST)
+        waiting > 0 && !self.held && self.tx_room() >= waiting.min(BURST)
+    }
+
+    /// Free slots of the rx ring, as its writer sees them.
+    #[inline]
+    pub(super) fn rx_room(&self) -> u32 {
+        self.rx.room().saturating_sub(self.kept.packets)
+    }
+
+    /// Free slots of the tx ring, as the process sees them.
+    #[inline]
+    pub(super) fn tx_room(&self) -> u32 {
+        self.tx.room() - self.kept.packets
+    }
+
+    /// Packets inside, from its rx ring to the end of its tx ring.
+    #[inline]
+    pub(super) fn queue(&self) -> u32 {
+        self.rx.len() + self.kept.packets + self.tx.len()
+    }
+
+    /// Appends a batch to the rx ring, as far as its writer sees room. Returns what did not fit.
+    pub(super) fn post(&mut self, batch: Batch) -> u32 {
+        let fits = batch.count.min(self.rx_room());
+        self.wanted += u64::from(fits);
+        self.seen.posted += u64::from(fits);
+        let lost = self.rx.push(Batch { count: fits, ..batch });
+        debug_assert_eq!(lost, 0, "the writer sees no more room than there is");
+        batch.count - fits
+    }
+
+    /// Ends a burst that began at `began_ns`. The manager sees it at once if no other burst waits
+    /// or the last time is long ago.
+    pub(super) fn give(&mut self, batches: impl Iterator<Item = Batch>, began_ns: u64) {
+        for batch in batches {
+            self.kept.packets += batch.count;
+            self.kept.batches.push(batch);
+        }
+        if self.rx.len() < BURST || began_ns >= self.kept.publish_at_ns {
+            self.kept.publish_at_ns = began_ns + PUBLISH_NS;
+            self.publish();
+        }
+    }
+
+    /// Shows the manager what was finished.
+    pub(super) fn publish(&mut self) {
+        self.kept.packets = 0;
+        for batch in self.kept.batches.drain(..) {
+            let lost = self.tx.push(batch);
+            debug_assert_eq!(lost, 0, "a burst is only taken if its packets have room");
+        }
     }
 
     /// The process, as the wake-up policy sees it: without packets if it cannot run.
@@ -87,6 +166,21 @@ pub(super) struct Path {
     pub distinct: Vec<usize>,
     pub rate_pps: u64,
     pub flows: u32,
+    /// Packets inside.
+    pub inside: u32,
+    pub source: Inflow,
+}
+
+/// The state of a chain's source.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Inflow {
+    /// Packets that arrived in this round.
+    pub due: u64,
+    /// Packets that were due while the manager was away, and are never sent.
+    pub skipped: u64,
+    /// Rounds in which the manager does not read it, and how many there were the last time.
+    pub skip: u32,
+    pub backoff: u32,
 }
 
 pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
@@ -113,7 +207,14 @@ pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
         distinct.sort_unstable();
         distinct.dedup();
         let hops = hops.iter().enumerate().map(|(i, p)| (*p, !hops[i + 1..].contains(p))).collect();
-        paths.push(Path { hops, distinct, rate_pps: chain.rate_pps, flows: chain.flows.max(1) });
+        paths.push(Path {
+            hops,
+            distinct,
+            rate_pps: chain.rate_pps,
+            flows: chain.flows.max(1),
+            inside: 0,
+            source: Inflow::default(),
+        });
     }
     for path in &paths {
         for (place, (process, _)) in path.hops.iter().enumerate() {
@@ -206,6 +307,23 @@ mod tests {
         // Room for all that waits is enough.
         assert_eq!([with(4, 60, false), with(4, 61, false)], [(true, 4), (false, 0)]);
         assert_eq!([with(40, 0, true), with(0, 0, false)], [(false, 0); 2]);
+    }
+
+    #[test]
+    fn finished_bursts_are_kept_back_while_more_wait() {
+        let batch = |first, count| Batch { chain: 0, hop: 0, first, count, since_ns: 0 };
+        let mut process = Process::new(0, vec![0], 128);
+        assert_eq!(process.post(batch(0, 200)), 72);
+        let mut step = |began_ns| {
+            let taken = process.rx.pop(BURST);
+            process.give(taken.into_iter(), began_ns);
+            (process.tx.len(), process.rx_room(), process.queue())
+        };
+        // The first is published: the last time is long ago. Then not before 8 µs have passed.
+        assert_eq!([step(10_000), step(12_000), step(17_999)], [(32, 32, 128), (32, 32, 128), (32, 32, 128)]);
+        // Nothing waits behind the last one.
+        assert_eq!(step(17_999), (128, 128, 128));
+        assert_eq!((process.wanted, process.seen.posted), (128, 128));
     }
 
     #[test]

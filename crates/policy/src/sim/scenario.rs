@@ -20,10 +20,31 @@ pub struct Machine {
     pub wake_idle_ns: u64,
     /// The same on a busy core.
     pub wake_busy_ns: u64,
-    /// A round of the manager without wakes, in nanoseconds.
+    /// What a busy core loses to a wake from another core that preempts, without the switches, in
+    /// nanoseconds.
+    pub interrupt_ns: u64,
+    /// A round of the manager without wakes and packets, in nanoseconds.
     pub round_ns: u64,
+    /// What packets take of the manager; None: nothing, and any number goes in a round.
+    pub thread: Option<ThreadCosts>,
     /// Cost of a packet outside of the handler (rings, checks, remote cache lines), in cycles.
     pub hop_cycles: u64,
+    /// Slice of the fair classes, in nanoseconds.
+    pub slice_ns: u64,
+    /// Time between two ticks of the timer, in nanoseconds.
+    pub tick_ns: u64,
+    /// Frames of packet memory; None: always enough.
+    pub frames: Option<u32>,
+}
+
+/// What packets take of the manager's thread. It reads at most a burst of a source in a round, and
+/// takes at most two of an NF.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ThreadCosts {
+    /// A packet that is read and let in or refused, in nanoseconds.
+    pub entry_ns: f64,
+    /// A packet that an NF returned and that is passed on, in nanoseconds.
+    pub pass_ns: f64,
 }
 
 impl Default for Machine {
@@ -36,8 +57,13 @@ impl Default for Machine {
             wake_quiet_cost_ns: 2000,
             wake_idle_ns: 20_000,
             wake_busy_ns: 11_000,
+            interrupt_ns: 0,
             round_ns: 4000,
+            thread: None,
             hop_cycles: 25,
+            slice_ns: 1_400_000,
+            tick_ns: 4_000_000,
+            frames: None,
         }
     }
 }
@@ -45,11 +71,11 @@ impl Default for Machine {
 /// How the operating system schedules NFs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// SCHED_OTHER: weighted fair, slices of 3 ms; a waking process may preempt.
+    /// SCHED_OTHER: weighted fair; a waking process may preempt.
     Other,
     /// SCHED_BATCH: the same without preemption.
     Batch,
-    /// SCHED_RR with slices of this many milliseconds; weights do not count.
+    /// SCHED_RR with slices of this many milliseconds, in whole ticks; weights do not count.
     Rr(u32),
 }
 
@@ -244,7 +270,7 @@ impl Scenario {
 
     /// Checks whether the scenario can be run; returns the first error.
     pub fn check(&self) -> Result<(), ScenarioError> {
-        if self.machine.mhz == 0 || self.machine.round_ns == 0 {
+        if [self.machine.mhz, self.machine.round_ns, self.machine.slice_ns, self.machine.tick_ns].contains(&0) {
             return Err(ScenarioError::Machine);
         }
         for (number, nf) in self.nfs.iter().enumerate() {
@@ -278,8 +304,8 @@ impl Scenario {
 /// Why a scenario cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScenarioError {
-    /// The clock or the length of a round is 0.
-    #[error("the machine has 0 MHz or rounds of 0 ns; give it both")]
+    /// The clock or the length of a round, a slice or a tick is 0.
+    #[error("the machine has 0 MHz, or rounds, slices or ticks of 0 ns; give it all of them")]
     Machine,
     /// An NF is on a core that the machine lacks.
     #[error("NF {nf} is on core {core}, but there are {cores}; give the machine more cores or the NF another one")]

@@ -32,6 +32,7 @@ pub mod mixed_order;
 pub mod multicore;
 pub mod netns;
 pub mod overhead;
+pub mod packet_costs;
 pub mod repack;
 pub mod shared_nf;
 pub mod simulated;
@@ -97,9 +98,7 @@ pub fn schedulers() -> [Class; 4] {
 
 /// A slice of SCHED_RR as the kernel rounds it, in milliseconds.
 fn slice_ms(wanted: u32) -> u32 {
-    // The coarse clock moves once a tick.
-    let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
-    let tick_ns = u64::try_from(tick.tv_nsec).unwrap_or(0).max(1);
+    let tick_ns = host_costs::tick_ns();
     let ticks = (u64::from(wanted) * 1_000_000).div_ceil(tick_ns);
     (ticks * tick_ns).div_ceil(1_000_000) as u32
 }
@@ -249,8 +248,7 @@ pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode
         let (row_name, row_params) = (name.clone(), of.clone());
         let run = move |lab: &Lab| {
             let mut row = Row::new(&row_name, &row_params, lab.flow(&setup)?);
-            let costs = host_costs::HostCosts::here(lab.manager_core, lab.cores.shared());
-            simulated::compare(&mut row, &setup, lab.tsc_hz(), costs);
+            simulated::compare(&mut row, &setup, &simulated::MeasuredHost::here(lab));
             Ok(vec![row])
         };
         Case { name, params, run: Box::new(run) }

@@ -7,13 +7,18 @@
 //!   and removed afterwards.
 //! - `wake`: ringing the doorbell of a thread that sleeps on the NFs' core: the caller's time, and
 //!   the time until it runs.
+//! - `preempt`: the same while another thread keeps that core busy, and how long that one does not
+//!   have it.
 //! - `switch`: two threads on that core that wake each other alternately: the time of one switch.
+//! - `packet`: what a packet takes outside of handlers, of an NF's core and of the manager
+//!   ([`packet_costs`](super::packet_costs)).
 //! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with
 //!   weights, backpressure and ECN on and off, hand-over on in both: CPU time per packet
 //!   (`nf_ns_per_packet`), the manager's load, and the controller's share of it
 //!   (`controller_busy_percent`).
 //!
-//! Times are medians of [`TIMES`] repetitions.
+//! Times are medians of [`TIMES`] repetitions. The simulator takes those of `wake`, `preempt`,
+//! `switch` and `packet` ([`simulated`](super::simulated)).
 //!
 //! # Source
 //! NFVnice, section 4.3.8 (overheads). The daemon cannot disable sampling, so `sample` replaces a
@@ -27,11 +32,13 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
+use sluice_policy::sim::ThreadCosts;
 use sluice_shm::clock::{Clock, monotonic_ns};
 use sluice_shm::histogram::Histogram;
 
 use super::chain::hops;
-use super::host_costs::{TIMES, WAKES, middle, switches, wakes};
+use super::host_costs::{PREEMPTIONS, Preemption, TIMES, WAKES, middle, preemptions, switches, wakes};
+use super::packet_costs::PacketCosts;
 use super::{COST, Mode, line, params};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
@@ -58,6 +65,11 @@ const SMALL: Group = Group {
         Column::new("wake_caller_ns", "wake, caller ns", 1.0, 0),
         Column::new("wake_ns", "until it runs ns", 1.0, 0),
         Column::new("switch_ns", "switch ns", 1.0, 0),
+        Column::new("preempt_ns", "preempted for ns", 1.0, 0),
+        Column::new("hop_cycles", "NF cycles/packet", 1.0, 1),
+        Column::new("entry_ns", "manager, entry ns", 1.0, 1),
+        Column::new("pass_ns", "manager, hop ns", 1.0, 1),
+        Column::new("round_ns", "manager, round ns", 1.0, 0),
         Column::new("core_percent", "% of a core at the default period", 1.0, 4),
     ],
     plotted: 5,
@@ -89,6 +101,16 @@ fn plan(lab: &Lab) -> Trials {
     }));
     plan.cases
         .push(Case::one("switch", times(TIMES), |lab| Ok(Sample::from([("switch_ns".into(), switches(lab.cores.shared())?)]))));
+    plan.cases.push(Case::one("preempt", times(PREEMPTIONS), |lab| {
+        let Preemption { caller_ns, until_ns, lost_ns } = preemptions(lab.manager_core, lab.cores.shared())?;
+        let named = [("wake_caller_ns", caller_ns), ("wake_ns", until_ns), ("preempt_ns", lost_ns)];
+        Ok(Sample::from(named.map(|(name, ns)| (name.to_string(), ns))))
+    }));
+    plan.cases.push(Case::one("packet", params(&[]), |lab| {
+        let PacketCosts { hop_cycles, thread: ThreadCosts { entry_ns, pass_ns }, round_ns } = PacketCosts::measure(lab)?;
+        let named = [("hop_cycles", hop_cycles), ("entry_ns", entry_ns), ("pass_ns", pass_ns), ("round_ns", round_ns)];
+        Ok(Sample::from(named.map(|(name, cost)| (name.to_string(), cost))))
+    }));
     for (name, tuned) in [("untuned/other", false), ("tuned/other", true)] {
         plan.cases.push(Case::flow(name, params(&[("rate_pps", json!(PPS))]), setup(lab, tuned)));
     }
@@ -188,7 +210,7 @@ mod tests {
         assert_ne!(tuned.sched, untuned.sched);
         assert_eq!(Setup { sched: None, ..tuned }, Setup { sched: None, ..untuned.clone() });
         assert!(untuned.sched.unwrap().handover);
-        assert_eq!(plan(&lab).cases.len(), 6);
+        assert_eq!(plan(&lab).cases.len(), 8);
     }
 
     #[test]
@@ -222,6 +244,8 @@ mod tests {
         if let Ok(manager) = cores.manager() {
             let (caller_ns, until_ns) = wakes(manager, cores.shared()).unwrap();
             assert!(until_ns > 0.0 && caller_ns > 0.0);
+            let preemption = preemptions(manager, cores.shared()).unwrap();
+            assert!(preemption.caller_ns > 0.0 && preemption.lost_ns > 0.0, "{preemption:?}");
         } else {
             crate::skip::skip("there is one core, and so nobody is woken on another");
         }
