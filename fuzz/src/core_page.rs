@@ -34,6 +34,8 @@ enum Step {
     Pay { slot: u8, ns: u64 },
     /// An NF has read its packets.
     Clear(u8),
+    /// The manager clears marks of slots that none has.
+    Sweep { given: [u64; 2] },
 }
 
 thread_local! {
@@ -122,6 +124,13 @@ fn steps(memory: &SharedMemory, page: &CorePage, bytes: &[u8]) {
             }
             Step::Pay { slot: n, ns } => page.pay(slot(n), ns),
             Step::Clear(n) => page.clear_pending(slot(n)),
+            Step::Sweep { given } => {
+                let marks = || [0, 1].map(|index| page.pending(index));
+                let before = marks();
+                let found = page.sweep(&given);
+                assert_eq!(marks(), [0, 1].map(|i| before[i] & given[i]), "marks of given slots stay, others go");
+                assert_eq!(found, before != marks());
+            }
         }
     }
 }
