@@ -10,10 +10,11 @@
 //! the memory mapped and whose rights let it make a hole. If there is none, it is nobody's.
 //!
 //! # Limits
-//! A hole that is filled between two ticks is not seen. The longer holes keep the packet thread
-//! busy, the more likely one is open at a tick. An honest NF with such rights can have a few
-//! violations too many where memory is short: the kernel takes pages that nobody has written to,
-//! and the parts of transparent hugepages behind the end of a file.
+//! Only fewer pages at a tick count. A hole that is filled between two ticks is not seen; the longer
+//! holes keep the packet thread busy, the more likely one is open at a tick. Nor is one that an NF
+//! makes after it has touched as many pages that the memory did not have. An honest NF with such
+//! rights can have violations where memory is short: the kernel takes pages that nobody has written
+//! to, and the parts of transparent hugepages behind the end of a file. None is ever forgotten.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,9 +22,10 @@ use std::sync::Arc;
 use sluice_shm::hole;
 use sluice_shm::memory::Mapping;
 
+use super::Supervisor;
 use super::nfs::Nf;
 use super::upgrade::Purpose;
-use super::{ServiceState, Supervisor};
+use sluice_api::config::Service;
 use sluice_dataplane::handle::{StopReason, Violation};
 
 #[derive(Debug, Default)]
@@ -32,10 +34,10 @@ pub(super) struct Holes {
     is_broken: bool,
 }
 
-/// Whether an NF's rights let it make a hole: its filter does not deny it.
-fn may_make(service: &ServiceState) -> bool {
-    let config = &service.config;
-    config.storage || !config.filter || config.attach || service.container.is_some()
+/// Whether an NF's rights let it make a hole: its filter does not deny it. That of a container
+/// always does, whatever the keys say.
+fn may_make(service: &Service) -> bool {
+    service.attach || service.container.is_none() && (service.storage || !service.filter)
 }
 
 impl Supervisor {
@@ -58,7 +60,7 @@ impl Supervisor {
     fn count_filled(&self) {
         // Each page and arena is looked at once: the answer is about what was lost since then.
         let (mut pages, mut arenas) = (HashMap::new(), HashMap::new());
-        for nf in self.nfs.values().filter(|nf| self.may_make_holes(nf)) {
+        for nf in self.that_map().filter(|nf| self.may_make_holes(nf)) {
             let Some(handle) = &nf.handle else { continue };
             let page = nf.place.as_ref().and_then(|place| self.plane.page_memory(place));
             let arena = nf.place.as_ref().and_then(|place| self.plane.memory_of(place));
@@ -92,7 +94,7 @@ impl Supervisor {
     /// `is_known`: a hole was found elsewhere.
     fn end_those_that_dig(&self, is_known: bool) {
         let mut named = Vec::new();
-        for nf in self.nfs.values() {
+        for nf in self.that_map() {
             let Some(handle) = &nf.handle else { continue };
             if handle.region.memory.mapping().holes() > 0 {
                 named.push((nf, "its own rings"));
@@ -103,12 +105,12 @@ impl Supervisor {
             let memory = nf.place.as_ref().and_then(|place| self.plane.page_memory(place));
             memory.is_some_and(|memory| broken(memory.mapping()))
         };
-        let page: Vec<&Nf> = self.nfs.values().filter(at_page).collect();
+        let page: Vec<&Nf> = self.that_map().filter(at_page).collect();
         named.extend(self.suspects(page).into_iter().map(|nf| (nf, "the page of its core")));
         for memory in self.plane.memories().iter().filter(|memory| memory.file().holes() > 0) {
             // The NFs of the tenant; none for memory that no NF maps.
             let maps = |nf: &&Nf| nf.place.as_ref().is_some_and(|place| place.memory == memory.number);
-            let all: Vec<&Nf> = self.nfs.values().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
+            let all: Vec<&Nf> = self.that_map().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
             named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
         }
         if named.is_empty() && !is_known {
@@ -128,6 +130,12 @@ impl Supervisor {
         }
     }
 
+    /// The NFs that map shared memory. Foreign ones and those in packet threads have a slot and
+    /// rings that only the daemon maps.
+    fn that_map(&self) -> impl Iterator<Item = &Nf> {
+        self.nfs.values().filter(|nf| nf.foreign.is_none() && !nf.is_inline())
+    }
+
     /// The NFs that share a mapping and whose rights let them make a hole; all, if none has.
     fn suspects<'a>(&self, nfs: Vec<&'a Nf>) -> Vec<&'a Nf> {
         let able: Vec<&Nf> = nfs.iter().filter(|nf| self.may_make_holes(nf)).copied().collect();
@@ -135,7 +143,7 @@ impl Supervisor {
     }
 
     fn may_make_holes(&self, nf: &Nf) -> bool {
-        self.services.get(usize::from(nf.service)).and_then(Option::as_ref).is_some_and(may_make)
+        self.service_of(nf).is_some_and(|service| may_make(&service.config))
     }
 
     /// Fills the holes as far as there is memory; the next tick tries the rest again.
@@ -145,5 +153,24 @@ impl Supervisor {
         let arenas = self.plane.memories().iter().filter(|memory| !memory.file().mend()).count();
         // Both are attempted for all, without stopping at a failure.
         self.host.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_nf_may_make_holes_where_no_filter_denies_it() {
+        const CONTAINER: &str = "exec = \"/nf\"\ncontainer = { root = \"/srv/nf\" }";
+        let may = |keys: &str| may_make(&toml::from_str(&format!("name = \"nf\"\n{keys}")).unwrap());
+        for keys in ["storage = true", "filter = false", "attach = true"] {
+            assert!(may(keys), "{keys}");
+        }
+        assert!(!may("exec = \"nf\"") && !may(CONTAINER));
+        // Containers have the whole filter.
+        for keys in ["storage = true", "filter = false"] {
+            assert!(!may(&format!("{CONTAINER}\n{keys}")), "{keys}");
+        }
     }
 }
