@@ -68,7 +68,8 @@ pub fn ring(bell: &AtomicU32) {
 }
 
 /// As [`ring`], for a doorbell on which other threads may sleep in the intended one's place. It
-/// wakes up to `sleepers`, in the order in which they came, and returns how many it woke.
+/// wakes up to `sleepers` and returns how many it woke: those of real-time classes first, by their
+/// priority, and equal ones and all others in the order in which they came.
 pub fn ring_for(bell: &AtomicU32, sleepers: u32) -> usize {
     // Release: the woken one sees what the caller wrote before.
     bell.fetch_add(1, Ordering::Release);

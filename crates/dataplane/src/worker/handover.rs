@@ -227,11 +227,10 @@ impl Member {
         self.guarded_until_ns != 0 && !self.is_alone() && self.handle.is_deaf()
     }
 
-    /// Counts a rescue on a page with this many NFs. Returns how many sleepers on its doorbell on
-    /// the page to wake.
-    fn count_rescue(&mut self, nfs: usize, now: u64) -> u32 {
+    /// Counts a rescue. Returns how many sleepers on its doorbell on the page to wake.
+    fn count_rescue(&mut self, now: u64) -> u32 {
         let moved = self.moved();
-        let sleepers = self.thefts.count(moved, nfs, now);
+        let sleepers = self.thefts.count(moved, now);
         if self.thefts.recur() {
             self.guarded_until_ns = now + GUARDED_NS;
             self.handle.set_guarded(true);
@@ -712,13 +711,13 @@ impl Handover {
             }
         }
         let is_deaf = self.page.hands_over() && self.members[at].is_deaf();
-        let (nfs, member) = (self.members.len(), &mut self.members[at]);
+        let member = &mut self.members[at];
         // It got its turn, and gets time to use it.
         member.since_ns = now;
-        let mut sleepers = member.count_rescue(nfs, now);
+        let mut sleepers = member.count_rescue(now);
         if is_deaf {
             // Once it is awake, it waits for its own doorbell alone.
-            (member.alone_until_ns, sleepers) = (member.alone_until_ns.max(now + GUARDED_NS), CROWD);
+            (member.alone_until_ns, sleepers) = (member.alone_until_ns.max(now + GUARDED_NS), sleepers.max(CROWD));
             self.set_alone(at, true);
         }
         let member = &mut self.members[at];

@@ -1,5 +1,6 @@
 use std::sync::atomic::AtomicU32;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::doorbell;
@@ -10,6 +11,8 @@ use super::*;
 use crate::fake::{self, Fake};
 
 const MS: u64 = 1_000_000;
+/// For other threads.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Duration of a round of the packet thread here.
 const STEP_NS: u64 = 50_000;
 /// Shortest slice.
@@ -632,6 +635,14 @@ fn one_that_takes_packets_back_and_again_does_not_move() {
     assert!(rig.wakes(0) < 12 + 16 + 2 * 45 + 16, "{}", rig.wakes(0));
 }
 
+fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
+        std::thread::yield_now();
+    }
+}
+
 /// Threads that sleep on the doorbell of slot 0.
 fn crowd(page: &CorePage, threads: usize) -> Vec<JoinHandle<()>> {
     let waiting: &'static [AtomicU32] = Box::leak((0..threads).map(|_| AtomicU32::new(0)).collect::<Box<[_]>>());
@@ -650,9 +661,7 @@ fn crowd(page: &CorePage, threads: usize) -> Vec<JoinHandle<()>> {
         stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S')))
     };
     for thread in waiting {
-        while !sleeps(thread) {
-            std::thread::yield_now();
-        }
+        wait_until("all sleep", || sleeps(thread));
     }
     threads
 }
@@ -672,9 +681,7 @@ fn one_that_sleeps_behind_more_than_a_rescue_wakes_is_reached_by_the_next_one() 
         }
     };
     rescue(&mut rig);
-    while threads.iter().filter(|thread| thread.is_finished()).count() < CROWD as usize {
-        std::thread::yield_now();
-    }
+    wait_until("a crowd is woken", || threads.iter().filter(|thread| thread.is_finished()).count() >= CROWD as usize);
     // It has not moved.
     rescue(&mut rig);
     assert_eq!(doorbell::ring_for(page.doorbell(0), u32::MAX >> 1), 0, "still slept");

@@ -1,8 +1,10 @@
 //! How many sleepers a rescue wakes, where others may sleep in an NF's place.
 //!
-//! The kernel wakes those that sleep on a doorbell in the order in which they came. So the NF is
-//! reached when as many were woken as came before it; those that sleep again come behind it. Each
-//! wake costs the manager time, so it wakes many only where there were many.
+//! The kernel wakes those of a real-time class first, by their priority, and others in the order in
+//! which they came. One that sleeps again comes behind the NF, or before it by a higher priority:
+//! then the NF is reached only if one rescue wakes all that are before it at once. So each rescue
+//! of an NF that does not move wakes more than the last. Each wake costs the manager time, so it
+//! wakes many only where there were many.
 
 /// From this many rescues on, an NF also waits for its own doorbell, for this time in nanoseconds.
 /// That costs it more, but a sleeper in its place gets none of the manager's wakes. Counts rescues
@@ -12,8 +14,8 @@ pub(super) const GUARDED_NS: u64 = 1_000_000_000;
 /// Sleepers that a rescue wakes at most: as many as an NF has threads, unless its service has more
 /// `pids`.
 pub(super) const CROWD: u32 = 256;
-/// Most crowds that are woken for an NF which does not move.
-const CROWDS: usize = 8;
+/// Most crowds that one rescue wakes.
+const CROWDS: u32 = 8;
 
 /// Rescues of an NF, as far as others may have taken its wakes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,22 +25,21 @@ pub(super) struct Thefts {
     /// When the last rescue was, and what it had moved then.
     last_ns: u64,
     moved: u64,
-    /// Crowds that were woken since it moved, and whether the last one may not have been all.
-    crowds: usize,
+    /// Crowds that the last rescue was to wake, and whether there may have been more.
+    crowds: u32,
     are_more: bool,
 }
 
 impl Thefts {
-    /// Counts a rescue at `now` of an NF that has moved so much, on a page with this many NFs.
-    /// Returns how many sleepers to wake: at first, all that may be before it; later it hears its
-    /// own doorbell.
-    pub(super) fn count(&mut self, moved: u64, nfs: usize, now: u64) -> u32 {
+    /// Counts a rescue at `now` of an NF that has moved so much. Returns how many sleepers to wake:
+    /// at first, all that may be before it; later it hears its own doorbell.
+    pub(super) fn count(&mut self, moved: u64, now: u64) -> u32 {
         let is_soon = now.saturating_sub(std::mem::replace(&mut self.last_ns, now)) <= GUARDED_NS;
         let has_moved = std::mem::replace(&mut self.moved, moved) != moved;
         if is_soon && !has_moved {
-            if self.are_more && self.crowds < nfs.min(CROWDS) {
+            if self.are_more && self.crowds < CROWDS {
                 self.crowds += 1;
-                return CROWD;
+                return CROWD * self.crowds;
             }
             if self.n < THEFTS {
                 return 1;
@@ -67,45 +68,59 @@ mod tests {
     const MS: u64 = 1_000_000;
     const NOW: u64 = 5_000 * MS;
 
-    /// How many rescues it takes to wake an NF that came after all these others, which sleep again
-    /// at once; None: more than 50.
-    fn rescues_behind(others: u32, nfs: usize) -> Option<u64> {
+    /// Where those that were woken sleep again.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Again {
+        Behind,
+        /// By a higher priority.
+        Before,
+    }
+
+    /// How many rescues it takes to wake an NF that sleeps behind all these others, which sleep
+    /// again at once; None: more than 50.
+    fn rescues_behind(others: u32, again: Again) -> Option<u64> {
         let (mut thefts, mut before_it) = (Thefts::default(), others);
         for n in 1..=50 {
-            let asked = thefts.count(0, nfs, NOW + n * MS);
+            let asked = thefts.count(0, NOW + n * MS);
+            assert!(asked <= CROWDS * CROWD);
             thefts.woke(asked, asked.min(others + 1) as usize);
             if asked > before_it {
                 return Some(n);
             }
-            before_it -= asked;
+            if again == Again::Behind {
+                before_it -= asked;
+            }
         }
         None
     }
 
     #[test]
-    fn one_that_sleeps_behind_the_threads_of_several_nfs_is_reached_by_as_many_rescues() {
+    fn one_that_sleeps_behind_the_threads_of_several_nfs_is_reached() {
         const THREADS: u32 = CROWD - 1;
-        for thieves in 1..=7 {
-            assert_eq!(rescues_behind(thieves * THREADS, 1 + thieves as usize), Some(thieves.into()), "{thieves}");
+        for (thieves, rescues) in [(1, 1), (2, 2), (3, 2), (4, 3), (6, 3), (7, 4)] {
+            assert_eq!(rescues_behind(thieves * THREADS, Again::Behind), Some(rescues), "{thieves}");
         }
-        // Fewer NFs have no more threads, and there is an end.
-        assert_eq!(rescues_behind(3 * CROWD, 2), None);
-        assert_eq!(rescues_behind(9 * CROWD, 100), None);
+        for thieves in 1..=CROWDS {
+            assert_eq!(rescues_behind(thieves * THREADS, Again::Before), Some(thieves.into()), "{thieves}");
+        }
+        // There is an end.
+        assert_eq!(rescues_behind(CROWDS * CROWD, Again::Before), None);
+        assert_eq!(rescues_behind(37 * CROWD, Again::Behind), None);
     }
 
     #[test]
     fn crowds_are_woken_only_where_there_are_some() {
         let mut thefts = Thefts::default();
-        assert_eq!(thefts.count(0, 9, NOW), CROWD);
+        assert_eq!(thefts.count(0, NOW), CROWD);
         thefts.woke(CROWD, 1);
-        assert_eq!(thefts.count(0, 9, NOW + MS), 1, "it alone was there");
+        assert_eq!(thefts.count(0, NOW + MS), 1, "it alone was there");
         thefts.woke(1, 1);
-        assert_eq!(thefts.count(0, 9, NOW + 2 * MS), 1, "one is no crowd");
+        assert_eq!(thefts.count(0, NOW + 2 * MS), 1, "one is no crowd");
         assert!(!thefts.recur());
-        assert_eq!((thefts.count(7, 9, NOW + 3 * MS), thefts.recur()), (CROWD, true));
+        assert_eq!((thefts.count(7, NOW + 3 * MS), thefts.recur()), (CROWD, true));
         thefts.woke(CROWD, CROWD as usize);
-        assert_eq!(thefts.count(9, 9, NOW + 4 * MS), 1, "it hears its own doorbell");
-        assert_eq!(thefts.count(11, 9, NOW + 5 * MS + GUARDED_NS), CROWD, "it has been forgotten");
+        assert_eq!(thefts.count(9, NOW + 4 * MS), 1, "it hears its own doorbell");
+        assert_eq!(thefts.count(11, NOW + 5 * MS + GUARDED_NS), CROWD, "it has been forgotten");
         assert!(!thefts.recur());
     }
 }
