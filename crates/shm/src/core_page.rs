@@ -287,7 +287,8 @@ impl CorePage {
         self.word(ANY_FAVOURED).load(Ordering::Relaxed) != 0
     }
 
-    /// Sets whether a slot's level and pressing count are examined. True if the page differed.
+    /// Sets whether a slot's level and pressing count are examined. True if the page differed, also
+    /// in whether NFs look for favoured slots.
     pub fn favour(&self, slot: u32, is_favoured: bool) -> bool {
         let (word, bit) = (self.favoured_word((slot / 64) as usize), 1u64 << (slot % 64));
         let differs = is_favoured != (word.load(Ordering::Relaxed) & bit != 0);
@@ -299,10 +300,11 @@ impl CorePage {
                 word.fetch_and(!bit, Ordering::Relaxed)
             };
         }
-        if is_favoured && !self.has_favoured() {
+        let is_unseen = is_favoured && !self.has_favoured();
+        if is_unseen {
             self.set_any_favoured(true);
         }
-        differs
+        differs || is_unseen
     }
 
     /// Restores the manager's words of a slot. Returns how many had been changed.
@@ -322,7 +324,7 @@ impl CorePage {
 
     /// Clears marks of slots that no NF has, to which others would hand the core over. `given` has
     /// a bit for each slot of an NF, up to the last one. True if one of the others was marked as
-    /// having packets.
+    /// having packets. Reads two words for each 64 slots of the page ([`MAX_SLOTS`]).
     pub fn sweep(&self, given: &[u64]) -> bool {
         let mut found = false;
         for index in 0..self.words() {
@@ -1030,6 +1032,8 @@ mod tests {
         page.favoured_word(1).store(0, Ordering::Relaxed);
         assert_eq!(page.restore(68, &said), 2);
         assert_eq!((page.depth(68).load(Ordering::Relaxed), page.favoured_word(1).load(Ordering::Relaxed)), (3, 1 << 4));
+        page.set_any_favoured(false);
+        assert_eq!((page.restore(68, &said), page.has_favoured(), page.restore(68, &said)), (1, true, 0));
     }
 
     #[test]
