@@ -21,7 +21,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::zygote::Surroundings;
 
-use super::nfs::{Event, Nf, State};
+use super::nfs::{Event, Nf, State, at_once};
 use super::notice::NoticeKind;
 use super::{Job, Supervisor};
 use crate::dataplane::Place;
@@ -73,6 +73,8 @@ impl Supervisor {
         self.feed(number, Event::Launched);
         let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.is(State::Starting)) else { return };
         nf.counted.spawned_ns = Some(monotonic_ns());
+        // Its handlers learn names and numbers before they are loaded.
+        nf.learned = vec![at_once(Instant::now())];
         // Of the whole daemon: another NF may have the number when a late load ends.
         self.host.loads += 1;
         nf.held.load = Some(self.host.loads);
@@ -92,10 +94,10 @@ impl Supervisor {
         let (ports, services, chains) = (self.port_names(), self.service_names(), self.chain_names());
         let surroundings = Surroundings { name, ports, services, chains };
         let (args, objects) = (config.args.iter().map(OsString::from).collect(), fuse::objects(&config));
-        let (remote, own_place, began) = (self.remote(), place.clone(), Instant::now());
+        let (remote, own_place) = (self.remote(), place.clone());
         let work = move || {
             let loaded = InThread::load(args, &objects, &surroundings, core as u32, handle.region.page.clone());
-            let job: Job = Box::new(move |this: &mut Self| this.inline_loaded((number, load), (began, handle, place), loaded));
+            let job: Job = Box::new(move |this: &mut Self| this.inline_loaded((number, load), (handle, place), loaded));
             remote.hand(job);
         };
         if let Err(error) = std::thread::Builder::new().name("sluice-inline".into()).spawn(work) {
@@ -107,7 +109,7 @@ impl Supervisor {
     fn inline_loaded(
         &mut self,
         (number, load): (u16, u64),
-        (began, handle, place): (Instant, Arc<NfHandle>, Place),
+        (handle, place): (Arc<NfHandle>, Place),
         loaded: Result<InThread, String>,
     ) {
         let is_wanted = |nf: &&mut Nf| nf.held.load == Some(load) && nf.is(State::Starting) && nf.handle.is_none();
@@ -122,7 +124,6 @@ impl Supervisor {
                 return self.not_loaded(number, why);
             }
         };
-        nf.learned = vec![(began, Instant::now())];
         nf.place = Some(place);
         nf.handle = Some(handle.clone());
         nf.counted.service_times.get_mut().begin();
