@@ -1303,6 +1303,7 @@ struct Tenants {
     handles: Vec<Arc<NfHandle>>,
     places: Vec<Place>,
     chains: Vec<Arc<Chain>>,
+    tables: Tables,
 }
 
 impl Tenants {
@@ -1391,11 +1392,19 @@ impl Tenants {
             handles.push(plane.attach(nf as u16, &name, nf as u16, 0, true, service.ring, &place, 1.0, None).unwrap());
             places.push(place);
         }
-        plane.use_tables(&Arc::new(tables));
+        plane.use_tables(&Arc::new(tables.clone()));
         let wire = Wire::default();
         plane.start_rx();
         plane.add_port(0, vec![Box::new(wire.clone())], overload, false).unwrap();
-        Self { plane, wire, handles, places, chains }
+        Self { plane, wire, handles, places, chains, tables }
+    }
+
+    /// Gives a service these instances.
+    fn use_members(&mut self, service: usize, members: Vec<Member>) {
+        self.tables.services[service] = members;
+        self.tables.generation += 1;
+        self.plane.use_tables(&Arc::new(self.tables.clone()));
+        self.plane.meet().unwrap();
     }
 
     /// The packet memory that an NF of a tenant has mapped.
@@ -1540,6 +1549,48 @@ fn memory_that_an_nf_has_mapped_is_not_taken_away() {
     rig.plane.vacate(&place);
     wait_for("its end", || rig.plane.drop_former().unwrap() == 0);
     assert!(rig.plane.memories().get(old).is_none());
+}
+
+#[test]
+fn memory_that_is_given_up_stays_until_its_last_packet_has_left() {
+    let mut rig = Tenants::new(FRAMES, 64);
+    let (mut first, old) = (rig.nf(0), rig.places[0].memory);
+    rig.plane.send(0, |worker| worker.open_port(0, true));
+    rig.plane.meet().unwrap();
+    rig.wire.jammed.store(true, Ordering::Relaxed);
+    rig.wire.to_read.lock().unwrap().push(udp(1, 7));
+    let former = read(&mut first);
+    first.tx.enqueue(&[former]).unwrap();
+    wait_for("its exit", || rig.chains[0].counters[0].api.exit_packets.get() == 1);
+    // It waits for the port, and no NF has the memory any more.
+    rig.use_members(0, Vec::new());
+    rig.plane.detach(0).unwrap();
+    rig.plane.vacate(&rig.places[0]);
+    rig.plane.give_up(old).unwrap();
+    assert_eq!(rig.plane.drop_former().unwrap(), 1);
+    assert_ne!(rig.plane.place(0, Some("green".into())).unwrap().memory, old);
+    assert_eq!(rig.plane.drop_former().unwrap(), 1);
+    rig.wire.jammed.store(false, Ordering::Relaxed);
+    wait_for("the packet", || *rig.wire.written.lock().unwrap() == [udp(1, 7)]);
+    wait_for("its end", || rig.plane.drop_former().unwrap() == 0);
+    // Another tenant gets the number, and nothing of what was there.
+    let place = rig.plane.place(0, Some("white".into())).unwrap();
+    assert_eq!(place.memory, old);
+    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, None).unwrap();
+    rig.use_members(0, vec![Member { nf: 0, id: 0, former: None, is_open: true, thread: None }]);
+    let (mut first, arena) = (rig.nf(0), rig.arena_of(0));
+    let bytes = |packet: &Descriptor| {
+        let mut bytes = vec![0; packet.len.into()];
+        assert!(arena.read(packet.frame, packet.offset, &mut bytes));
+        bytes
+    };
+    assert!(bytes(&former).iter().all(|byte| *byte == 0));
+    rig.wire.to_read.lock().unwrap().push(udp(1, 8));
+    let packet = read(&mut first);
+    assert_eq!(bytes(&packet), udp(1, 8));
+    first.tx.enqueue(&[packet]).unwrap();
+    wait_for("the other packet", || *rig.wire.written.lock().unwrap() == [udp(1, 7), udp(1, 8)]);
+    wait_for("all frames", || rig.is_empty());
 }
 
 #[test]
