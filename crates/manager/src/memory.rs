@@ -21,8 +21,9 @@
 //! unaffected.
 //!
 //! Arenas are made when needed. A tenant keeps its arena while the configuration names it, also
-//! without NFs. Then the arena is given up ([`Memories::give_up`]), and removed with its last
-//! packet.
+//! without NFs. Then the arena rests, in case the tenant comes again, unless arenas are short
+//! ([`Memories::are_short`]). Then it is given up ([`Memories::give_up`]), and removed with its
+//! last packet.
 //!
 //! **Limits.** There is a slot for each tenant in the configuration, and a few for tenants that
 //! come later or arenas that are made anew ([`Memories::renew`]). The ingress arena stays, the last
@@ -42,6 +43,8 @@ use sluice_dataplane::port::{Devices, Fault, Kinds};
 const SPARE_SLOTS: u32 = 8;
 /// Most frames of these slots. An unused slot costs 16 bytes of tables per frame.
 const SPARE_FRAMES: u32 = SLOT * 8;
+/// With fewer free slots, arenas are short.
+const FREE_SLOTS: usize = 2;
 /// Most arenas: their numbers are a byte, and the last means none.
 const MOST: u32 = 254;
 
@@ -105,6 +108,8 @@ pub struct Memories {
     settings: model::Memory,
     devices: Option<Arc<dyn Devices>>,
     memories: Vec<Option<TenantMemory>>,
+    /// Whether there was no memory, or there were no hugepages, for the last arena.
+    is_short: bool,
 }
 
 impl Memories {
@@ -124,7 +129,7 @@ impl Memories {
         let range = reserve(wanted + spare).or_else(|_| reserve(wanted))?;
         let whole = range.whole();
         let memories = (0..range.slots()).map(|_| None).collect();
-        let mut this = Self { range, whole, settings, devices: None, memories };
+        let mut this = Self { range, whole, settings, devices: None, memories, is_short: false };
         // DPDK takes hugepages for itself if the arenas have left some.
         let frames: u32 = holders.iter().map(|holder| frames_of(&this.settings, holder)).sum();
         let files = holders.into_iter().zip(0..).map(|(holder, slot)| Ok((this.file_for(&holder, slot)?, holder)));
@@ -159,7 +164,10 @@ impl Memories {
 
     fn make(&mut self, holder: Holder) -> Result<u8, NoMemory> {
         let slot = self.memories.iter().position(Option::is_none).ok_or(NoMemory::NoSlot(self.memories.len() as u32))?;
-        let (file, arena) = self.file_for(&holder, slot as u32)?;
+        let made = self.file_for(&holder, slot as u32);
+        let is_as_wanted = |file: &MemoryFile| file.is_huge() || matches!(self.settings.hugepages, Hugepages::Never);
+        self.is_short = !made.as_ref().is_ok_and(|(file, _)| is_as_wanted(file));
+        let (file, arena) = made?;
         self.put(slot, holder, file, arena)?;
         Ok(slot as u8)
     }
@@ -225,6 +233,11 @@ impl Memories {
         let in_use = self.iter().filter(|memory| memory.holder != Holder::Former).count();
         unwanted.truncate(in_use.saturating_sub(1));
         unwanted
+    }
+
+    /// Whether slots, memory or hugepages for more arenas are short.
+    pub fn are_short(&self) -> bool {
+        self.is_short || self.memories.iter().filter(|memory| memory.is_none()).count() < FREE_SLOTS
     }
 
     /// Gives up an [unwanted](Memories::unwanted) arena: nothing is received into it with the next
@@ -429,6 +442,7 @@ mod tests {
         let mut n = 0;
         let error = loop {
             n += 1;
+            assert_eq!(memories.are_short(), memories.slots() as usize - memories.iter().count() < FREE_SLOTS);
             match memories.of(&Holder::Tenant(Some(format!("t{n}")))) {
                 Ok((_, made)) => assert!(made),
                 Err(error) => break error,

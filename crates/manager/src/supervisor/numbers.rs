@@ -30,7 +30,7 @@ use super::{Supervisor, SupervisorError};
 use crate::dataplane::LANE;
 
 /// Least rest of a number.
-const REST: Duration = Duration::from_secs(60);
+pub(super) const REST: Duration = Duration::from_secs(60);
 /// Least rest in rounds of all packet threads: each round empties a burst of a ring between two
 /// threads. One of them may have begun before, and in one the rest of a buffer comes to the ring.
 const ROUNDS: u64 = (LANE as u64).div_ceil(BURST as u64) + 2;
@@ -125,7 +125,7 @@ impl Supervisor {
         if now.duration_since(self.changes.numbers_looked) >= LOOK {
             self.changes.numbers_looked = now;
             self.free_others(now);
-            self.give_up_memory();
+            self.give_up_memory(now);
         }
     }
 

@@ -15,7 +15,7 @@ use super::buffers::DeviceWays;
 use super::nfs::Process;
 use super::sockets::{SOCKET, Sockets};
 use super::{Job, RuleCount, SupervisorError, token};
-use super::{apply, flows, health, history, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
+use super::{apply, flows, health, history, holes, memory, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
 use crate::otel::PushCounts;
@@ -51,6 +51,7 @@ pub(super) struct Changes {
     pub(super) chain_numbers: numbers::Numbering,
     pub(super) service_numbers: numbers::Numbering,
     pub(super) numbers_looked: Instant,
+    pub(super) memory: memory::Resting,
 }
 
 impl Changes {
@@ -66,6 +67,7 @@ impl Changes {
             chain_numbers: numbers::Numbering::default(),
             service_numbers: numbers::Numbering::default(),
             numbers_looked: Instant::now(),
+            memory: memory::Resting::default(),
         }
     }
 }
