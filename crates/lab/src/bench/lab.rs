@@ -145,6 +145,8 @@ pub struct Lab {
     host: RefCell<HostInfo>,
     /// Warnings of daemons so far.
     warnings: RefCell<BTreeSet<String>>,
+    /// What runs could not measure beside their cases.
+    left_out: RefCell<Vec<LeftOut>>,
 }
 
 impl Lab {
@@ -164,12 +166,18 @@ impl Lab {
     pub fn with(args: &BenchArgs, programs: Programs) -> anyhow::Result<Self> {
         let cores = Cores::here();
         let (manager_core, host) = (cores.manager()?, RefCell::new(HostInfo::read(&cores)));
-        Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings: RefCell::default() })
+        let (warnings, left_out) = (RefCell::default(), RefCell::default());
+        Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings, left_out })
     }
 
     /// Frequency of the host's time-stamp counter, if known.
     pub fn tsc_hz(&self) -> Option<f64> {
         self.host.borrow().tsc_hz
+    }
+
+    /// Has the result say that something beside its cases is left out.
+    pub fn leave_out(&self, name: &str, why: &str) {
+        self.left_out.borrow_mut().push(LeftOut { name: name.into(), params: Params::new(), why: why.into() });
     }
 
     /// Lets a daemon warm up.
@@ -222,10 +230,15 @@ impl Lab {
 
     /// Runs a setup and measures it for the requested time.
     pub fn flow(&self, setup: &Setup) -> Result<Sample, Miss> {
+        self.flow_for(setup, self.args.seconds)
+    }
+
+    /// The same for some seconds.
+    pub fn flow_for(&self, setup: &Setup, seconds: f64) -> Result<Sample, Miss> {
         let daemon = self.start(setup)?;
         self.warm_up()?;
         let before = self.read(&daemon)?;
-        self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
+        self.programs.pause(Duration::from_secs_f64(seconds))?;
         let after = self.read(&daemon)?;
         daemon.stop()?;
         Ok(sample(setup, &before, &after))
@@ -302,6 +315,7 @@ impl Lab {
             turns.push(rows);
         }
         host_speed.sample();
+        left_out.append(&mut self.left_out.borrow_mut());
         let mut variants = collect(turns);
         variants.retain(|v| !left_out.iter().any(|l| l.name == v.name && l.params == v.params));
         let report = Report {
@@ -432,6 +446,7 @@ pub mod tests {
             manager_core: 0,
             host: RefCell::new(host),
             warnings: RefCell::default(),
+            left_out: RefCell::default(),
         }
     }
 
@@ -458,7 +473,10 @@ pub mod tests {
         };
         let mut plan = Trials::new("test", derive, Vec::new());
         plan.cases = vec![counted("a", 1.0), counted("b", 3.0)];
-        let (report, failed) = lab(3).conduct(&plan).unwrap();
+        let lab = lab(3);
+        lab.leave_out("simulator", "no wakes");
+        let (report, failed) = lab.conduct(&plan).unwrap();
+        assert_eq!(report.left_out.iter().map(|left| left.why.as_str()).collect::<Vec<_>>(), ["no wakes"]);
         assert_eq!((order.borrow().as_str(), failed), ("ababab", 0));
         assert_eq!(report.variants[0].metrics["x_pps"].samples, [1.0, 2.0, 3.0]);
         assert_eq!(report.variants[1].metrics["of_a"].samples, [3.0, 3.0, 3.0]);
