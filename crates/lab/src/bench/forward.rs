@@ -354,30 +354,12 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
     let host_speed = HostSpeed::new(manager_core, cores.shared());
     let (variants, left_out) = (Vec::new(), Vec::new());
     let mut bench = Bench { args, programs, cores, host, host_speed, manager_core, variants, left_out, failed: 0 };
-    let mut throughput = Vec::new();
-    for poll in [true, false] {
-        for closed in [false, true] {
-            throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll, closed, how: How::Isolated }));
-        }
+    let parts = parts();
+    let all: Vec<(&str, Params)> = parts.iter().flatten().map(|run| (run.name(), run.params())).collect();
+    lab::check_asked(args, EXPERIMENT.name, &all.iter().map(|(name, params)| (*name, params)).collect::<Vec<_>>())?;
+    for part in &parts {
+        bench.part(part)?;
     }
-    for closed in [false, true] {
-        throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, how: How::Fused }));
-        throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll: false, closed, how: How::Inline }));
-    }
-    throughput.extend(LENGTHS.map(|nfs| Run::Unlooked { nfs }));
-    bench.part(&throughput)?;
-    let mut latency = Vec::new();
-    for (nfs, poll) in [(1, true), (1, false), (3, false)] {
-        latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
-    }
-    bench.part(&latency)?;
-    bench.part(&[1, 3].map(|nfs| Run::Search { nfs }))?;
-    bench.part(&TABLES.map(Run::Flows))?;
-    for forked in [false, true] {
-        bench.part(&CROWDS.map(|nfs| Run::Start { nfs, forked }))?;
-        bench.part(&CROWDS.map(|nfs| Run::Memory { nfs, forked }))?;
-    }
-    bench.part(&[Run::Reclaim])?;
     bench.host_speed.sample();
     let report = Report {
         experiment: EXPERIMENT.name.into(),
@@ -389,6 +371,33 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         host_speed: bench.host_speed.samples(),
     };
     Ok((report, bench.failed))
+}
+
+/// All parts, in their order: a part may need the capacity that one before it has measured.
+fn parts() -> Vec<Vec<Run>> {
+    let mut throughput = Vec::new();
+    for poll in [true, false] {
+        for closed in [false, true] {
+            throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll, closed, how: How::Isolated }));
+        }
+    }
+    for closed in [false, true] {
+        throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, how: How::Fused }));
+        throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll: false, closed, how: How::Inline }));
+    }
+    throughput.extend(LENGTHS.map(|nfs| Run::Unlooked { nfs }));
+    let mut latency = Vec::new();
+    for (nfs, poll) in [(1, true), (1, false), (3, false)] {
+        latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
+    }
+    let search = [1, 3].map(|nfs| Run::Search { nfs });
+    let mut parts = vec![throughput, latency, search.into(), TABLES.map(Run::Flows).into()];
+    for forked in [false, true] {
+        parts.push(CROWDS.map(|nfs| Run::Start { nfs, forked }).into());
+        parts.push(CROWDS.map(|nfs| Run::Memory { nfs, forked }).into());
+    }
+    parts.push(vec![Run::Reclaim]);
+    parts
 }
 
 impl Bench<'_> {
@@ -735,6 +744,21 @@ mod tests {
         assert_eq!(Run::Flows(TABLES[4]).params()["entries"], 10_000_000);
         assert!(GROUPS[group_of(Run::Search { nfs: 1 }.name())].title.contains("NDR"));
         assert!(GROUPS.iter().all(|g| g.plotted <= g.columns.len()));
+    }
+
+    #[test]
+    fn what_is_asked_for_has_to_be_something() {
+        let parts = parts();
+        let all: Vec<(&str, Params)> = parts.iter().flatten().map(|run| (run.name(), run.params())).collect();
+        let of = |args: BenchArgs| {
+            let all: Vec<(&str, &Params)> = all.iter().map(|(name, params)| (*name, params)).collect();
+            lab::check_asked(&BenchArgs { repeats: 2, ..args }, "forward", &all).map_err(|error| error.to_string())
+        };
+        let again = |word: &str| of(BenchArgs { again: vec![word.parse().unwrap()], ..BenchArgs::default() });
+        assert_eq!(again("shared/open"), Ok(()));
+        assert_eq!(again("shraed/open").unwrap_err(), "--again leaves nothing of forward to repeat");
+        let given = vec!["entires=10000".parse().unwrap()];
+        assert!(of(BenchArgs { given, ..BenchArgs::default() }).unwrap_err().starts_with("forward has no parameter entires"));
     }
 
     #[test]

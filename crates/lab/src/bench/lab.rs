@@ -252,24 +252,8 @@ impl Lab {
         let mut cases: Vec<Option<&Case>> =
             plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
         cases.truncate(self.args.first.map_or(usize::MAX, |first| first as usize));
-        let parameters: BTreeSet<&str> = plan.cases.iter().flat_map(|case| case.params.keys()).map(String::as_str).collect();
-        if let Some(given) = self.args.given.iter().find(|given| !parameters.contains(given.key()) && !plan.cases.is_empty()) {
-            let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
-            anyhow::bail!("{} has no parameter {}; its parameters are {known}", plan.experiment, given.key());
-        }
-        anyhow::ensure!(
-            !cases.is_empty() || plan.cases.is_empty(),
-            "--only and --where leave nothing of {}; its variants are as {}",
-            plan.experiment,
-            plan.cases.iter().take(4).map(|case| format!("\"{}\"", named(case))).collect::<Vec<_>>().join(", ")
-        );
-        anyhow::ensure!(
-            self.args.repeats < 2
-                || cases.is_empty()
-                || cases.iter().flatten().any(|case| self.args.runs_again(&case.name, &case.params)),
-            "--again leaves nothing of {} to repeat",
-            plan.experiment
-        );
+        let all: Vec<(&str, &Params)> = plan.cases.iter().map(|case| (case.name.as_str(), &case.params)).collect();
+        check_asked(&self.args, plan.experiment, &all)?;
         Ok(cases)
     }
 
@@ -288,7 +272,7 @@ impl Lab {
                 if turn > 1 && !self.args.runs_again(&case.name, &case.params) {
                     continue;
                 }
-                let label = named(case);
+                let label = named(&case.name, &case.params);
                 eprintln!("{turn} of {}: {label}", self.args.repeats);
                 host_speed.sample();
                 let missed = match (case.run)(self) {
@@ -353,9 +337,36 @@ impl Lab {
     }
 }
 
+/// Checks that what is asked for of all cases of an experiment is something.
+///
+/// # Errors
+/// A parameter is of no case, or nothing is left to run or to repeat.
+pub fn check_asked(args: &BenchArgs, experiment: &str, all: &[(&str, &Params)]) -> anyhow::Result<()> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let parameters: BTreeSet<&str> = all.iter().flat_map(|(_, params)| params.keys()).map(String::as_str).collect();
+    if let Some(given) = args.given.iter().find(|given| !parameters.contains(given.key())) {
+        let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
+        anyhow::bail!("{experiment} has no parameter {}; its parameters are {known}", given.key());
+    }
+    let mut asked: Vec<&(&str, &Params)> = all.iter().filter(|(name, params)| args.asks_for(name, params)).collect();
+    asked.truncate(args.first.map_or(usize::MAX, |first| first as usize));
+    anyhow::ensure!(
+        !asked.is_empty(),
+        "--only and --where leave nothing of {experiment}; its variants are as {}",
+        all.iter().take(4).map(|(name, params)| format!("\"{}\"", named(name, params))).collect::<Vec<_>>().join(", ")
+    );
+    anyhow::ensure!(
+        args.repeats < 2 || asked.iter().any(|(name, params)| args.runs_again(name, params)),
+        "--again leaves nothing of {experiment} to repeat"
+    );
+    Ok(())
+}
+
 /// Name and parameters of a case.
-fn named(case: &Case) -> String {
-    Variant::new(&case.name, case.params.clone()).label(&keys(&case.params))
+fn named(name: &str, params: &Params) -> String {
+    Variant::new(name, params.clone()).label(&keys(params))
 }
 
 fn keys(params: &Params) -> Vec<&str> {
