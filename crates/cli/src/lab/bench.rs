@@ -63,6 +63,9 @@ pub struct BenchArgs {
     /// Folder for results, plots and a page about the papers' claims (all)
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
+    /// File with what was measured of the host; it is measured and written if it is not there
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub host_costs: Option<PathBuf>,
     /// Fewer variants and short runs (all)
     #[arg(long)]
     pub quick: bool,

@@ -22,10 +22,10 @@
 //!   packet in 128, with a resolution of an eighth);
 //! - search: the greatest rate without loss (NDR) and with a loss of at most [`PDR_LOSS`] (PDR), in
 //!   steps of a fiftieth of capacity, as counted by all drops of a trial. A trial lasts a second or
-//!   longer, after a warm-up, so that a short pause of the host is a small part of it. Where the
-//!   generator is late all the same, what it did not send counts as lost, and `late_trials_count`
-//!   counts the trial. It sends from the packet thread: where no other trial loses packets, NDR and
-//!   PDR are the same, and are this thread's limit;
+//!   longer, after a warm-up, so that a short pause of the host is a small part of it. Its rate is
+//!   what the generator sent, from the packet thread. Where that is less than 99 % of what was asked
+//!   (`late_trials_count`), the trial is no verdict ([`search`](crate::bench::search)):
+//!   `generator_limits_count` says of how many of NDR and PDR the generator is the limit;
 //! - flow tables: the rate of one inline bridge by entries of the flow table ([`TABLES`]). Each
 //!   packet is of another flow than the one before it. A generator has at most four million flows,
 //!   so most entries of the largest table are of flows that have ended (`flows/ending`): they stay
@@ -58,7 +58,7 @@ use crate::bench::lab::{self, Miss};
 use crate::bench::pools::meminfo;
 use crate::bench::proc::Tasks;
 use crate::bench::report::{LeftOut, Params, Report, Variant, median};
-use crate::bench::search::{Trials, greatest};
+use crate::bench::search::{Trial, Trials, greatest};
 use crate::bench::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
 use crate::bench::stats::{Window, since};
 use crate::bench::table::{Column, Form, Group};
@@ -95,8 +95,6 @@ const PDR_LOSS: f64 = 0.005;
 const SEARCHED: f64 = 1.28;
 /// Rates of a search.
 const STEPS: u32 = 64;
-/// Part of its rate that a generator has to send.
-const SENT: f64 = 0.99;
 /// Least seconds of a trial.
 const LEAST_TRIAL_S: f64 = 1.0;
 
@@ -302,6 +300,7 @@ const GROUPS: [Group; 7] = [
             Column::new("pdr_pps", "PDR Mpps", 1e6, 2),
             Column::new("trials_count", "trials", 1.0, 0),
             Column::new("late_trials_count", "with a late generator", 1.0, 0),
+            Column::new("generator_limits_count", "limits that are the generator's", 1.0, 0),
         ],
         plotted: 2,
         form: Form::Bars,
@@ -355,30 +354,12 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
     let host_speed = HostSpeed::new(manager_core, cores.shared());
     let (variants, left_out) = (Vec::new(), Vec::new());
     let mut bench = Bench { args, programs, cores, host, host_speed, manager_core, variants, left_out, failed: 0 };
-    let mut throughput = Vec::new();
-    for poll in [true, false] {
-        for closed in [false, true] {
-            throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll, closed, how: How::Isolated }));
-        }
+    let parts = parts();
+    let all: Vec<(&str, Params)> = parts.iter().flatten().map(|run| (run.name(), run.params())).collect();
+    lab::check_asked(args, EXPERIMENT.name, &all.iter().map(|(name, params)| (*name, params)).collect::<Vec<_>>())?;
+    for part in &parts {
+        bench.part(part)?;
     }
-    for closed in [false, true] {
-        throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, how: How::Fused }));
-        throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll: false, closed, how: How::Inline }));
-    }
-    throughput.extend(LENGTHS.map(|nfs| Run::Unlooked { nfs }));
-    bench.part(&throughput)?;
-    let mut latency = Vec::new();
-    for (nfs, poll) in [(1, true), (1, false), (3, false)] {
-        latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
-    }
-    bench.part(&latency)?;
-    bench.part(&[1, 3].map(|nfs| Run::Search { nfs }))?;
-    bench.part(&TABLES.map(Run::Flows))?;
-    for forked in [false, true] {
-        bench.part(&CROWDS.map(|nfs| Run::Start { nfs, forked }))?;
-        bench.part(&CROWDS.map(|nfs| Run::Memory { nfs, forked }))?;
-    }
-    bench.part(&[Run::Reclaim])?;
     bench.host_speed.sample();
     let report = Report {
         experiment: EXPERIMENT.name.into(),
@@ -390,6 +371,33 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         host_speed: bench.host_speed.samples(),
     };
     Ok((report, bench.failed))
+}
+
+/// All parts, in their order: a part may need the capacity that one before it has measured.
+fn parts() -> Vec<Vec<Run>> {
+    let mut throughput = Vec::new();
+    for poll in [true, false] {
+        for closed in [false, true] {
+            throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll, closed, how: How::Isolated }));
+        }
+    }
+    for closed in [false, true] {
+        throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, how: How::Fused }));
+        throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll: false, closed, how: How::Inline }));
+    }
+    throughput.extend(LENGTHS.map(|nfs| Run::Unlooked { nfs }));
+    let mut latency = Vec::new();
+    for (nfs, poll) in [(1, true), (1, false), (3, false)] {
+        latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
+    }
+    let search = [1, 3].map(|nfs| Run::Search { nfs });
+    let mut parts = vec![throughput, latency, search.into(), TABLES.map(Run::Flows).into()];
+    for forked in [false, true] {
+        parts.push(CROWDS.map(|nfs| Run::Start { nfs, forked }).into());
+        parts.push(CROWDS.map(|nfs| Run::Memory { nfs, forked }).into());
+    }
+    parts.push(vec![Run::Reclaim]);
+    parts
 }
 
 impl Bench<'_> {
@@ -451,32 +459,29 @@ impl Bench<'_> {
     /// Searches for the greatest rates with each of the allowed losses.
     fn search(&mut self, nfs: usize, variant: &mut Variant) -> Result<(), Miss> {
         let step_pps = self.capacity(nfs, false)? * SEARCHED / f64::from(STEPS);
-        let (mut trials, mut late) = (Trials::new(), 0);
+        let (mut trials, mut generators) = (Trials::new(), 0);
         for (metric, threshold) in [("ndr_pps", 0.0), ("pdr_pps", PDR_LOSS)] {
-            let load = greatest(STEPS, threshold, &mut trials, |load| {
-                let (loss, is_late) = self.loss(nfs, step_pps * f64::from(load))?;
-                late += u32::from(is_late);
-                Ok::<f64, Miss>(loss)
-            })?;
-            variant.add(metric, step_pps * f64::from(load));
+            let found = greatest(STEPS, threshold, &mut trials, |load| self.trial(nfs, step_pps * f64::from(load)))?;
+            variant.add(metric, step_pps * found.steps);
+            generators += u32::from(found.is_generators_limit);
         }
-        variant.add("trials_count", trials.values().map(Vec::len).sum::<usize>() as f64);
-        variant.add("late_trials_count", f64::from(late));
+        let of = |count: fn(&Trial) -> bool| trials.values().flatten().filter(|one| count(one)).count() as f64;
+        variant.add("trials_count", of(|_| true));
+        variant.add("late_trials_count", of(Trial::is_late));
+        variant.add("generator_limits_count", f64::from(generators));
         Ok(())
     }
 
-    /// Part of the packets at a rate that is lost, and whether the generator was late.
-    fn loss(&mut self, nfs: usize, rate: f64) -> Result<(f64, bool), Miss> {
+    /// A trial at a rate.
+    fn trial(&mut self, nfs: usize, rate: f64) -> Result<Trial, Miss> {
         let daemon = Daemon::start(&self.programs, &self.bridges((nfs, false), false, How::Isolated, rate)?)?;
-        let (mut loss, mut is_late) = (1.0, true);
+        let mut trial = Trial { sent: 0.0, loss: 0.0 };
         self.window_of(self.args.seconds.max(LEAST_TRIAL_S), &daemon, |window, _, _| {
-            let offered = window.rx_pps("in");
-            is_late = offered < SENT * rate;
-            let unsent = if is_late { rate - offered } else { 0.0 };
-            loss = (window.drops_pps().values().sum::<f64>() + unsent) / (offered + unsent);
+            let sent_pps = window.rx_pps("in");
+            trial = Trial { sent: sent_pps / rate, loss: window.drops_pps().values().sum::<f64>() / sent_pps };
         })?;
         daemon.stop()?;
-        Ok((loss, is_late))
+        Ok(trial)
     }
 
     /// Packets per second that the open loop delivered.
@@ -742,6 +747,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_asked_for_has_to_be_something() {
+        let parts = parts();
+        let all: Vec<(&str, Params)> = parts.iter().flatten().map(|run| (run.name(), run.params())).collect();
+        let of = |args: BenchArgs| {
+            let all: Vec<(&str, &Params)> = all.iter().map(|(name, params)| (*name, params)).collect();
+            lab::check_asked(&BenchArgs { repeats: 2, ..args }, "forward", &all).map_err(|error| error.to_string())
+        };
+        let again = |word: &str| of(BenchArgs { again: vec![word.parse().unwrap()], ..BenchArgs::default() });
+        assert_eq!(again("shared/open"), Ok(()));
+        assert_eq!(again("shraed/open").unwrap_err(), "--again leaves nothing of forward to repeat");
+        let given = vec!["entires=10000".parse().unwrap()];
+        assert!(of(BenchArgs { given, ..BenchArgs::default() }).unwrap_err().starts_with("forward has no parameter entires"));
+    }
+
+    #[test]
     fn the_daemon_accepts_the_configurations() {
         let mut setup = Setup {
             traffic: vec![Traffic {
@@ -793,6 +813,7 @@ mod tests {
         assert!(of("shared/load").metrics.contains_key("latency_ns_p999"));
         assert!(of("shared/search").median("ndr_pps") <= of("shared/search").median("pdr_pps"));
         assert!(of("shared/search").median("late_trials_count") <= of("shared/search").median("trials_count"));
+        assert!(of("shared/search").median("generator_limits_count").is_some_and(|searches| searches <= 2.0));
         assert_eq!(of("memory").median("running_nfs"), Some(4.0));
         assert!(of("memory").median("private_kib").unwrap() > 0.0);
         assert_eq!(of("reclaim").metrics["frames_held"].samples.len(), VICTIMS as usize - 1);

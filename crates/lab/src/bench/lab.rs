@@ -145,6 +145,8 @@ pub struct Lab {
     host: RefCell<HostInfo>,
     /// Warnings of daemons so far.
     warnings: RefCell<BTreeSet<String>>,
+    /// What runs could not measure beside their cases.
+    left_out: RefCell<Vec<LeftOut>>,
 }
 
 impl Lab {
@@ -164,12 +166,18 @@ impl Lab {
     pub fn with(args: &BenchArgs, programs: Programs) -> anyhow::Result<Self> {
         let cores = Cores::here();
         let (manager_core, host) = (cores.manager()?, RefCell::new(HostInfo::read(&cores)));
-        Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings: RefCell::default() })
+        let (warnings, left_out) = (RefCell::default(), RefCell::default());
+        Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings, left_out })
     }
 
     /// Frequency of the host's time-stamp counter, if known.
     pub fn tsc_hz(&self) -> Option<f64> {
         self.host.borrow().tsc_hz
+    }
+
+    /// Has the result say that something beside its cases is left out.
+    pub fn leave_out(&self, name: &str, why: &str) {
+        self.left_out.borrow_mut().push(LeftOut { name: name.into(), params: Params::new(), why: why.into() });
     }
 
     /// Lets a daemon warm up.
@@ -222,10 +230,15 @@ impl Lab {
 
     /// Runs a setup and measures it for the requested time.
     pub fn flow(&self, setup: &Setup) -> Result<Sample, Miss> {
+        self.flow_for(setup, self.args.seconds)
+    }
+
+    /// The same for some seconds.
+    pub fn flow_for(&self, setup: &Setup, seconds: f64) -> Result<Sample, Miss> {
         let daemon = self.start(setup)?;
         self.warm_up()?;
         let before = self.read(&daemon)?;
-        self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
+        self.programs.pause(Duration::from_secs_f64(seconds))?;
         let after = self.read(&daemon)?;
         daemon.stop()?;
         Ok(sample(setup, &before, &after))
@@ -239,24 +252,8 @@ impl Lab {
         let mut cases: Vec<Option<&Case>> =
             plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
         cases.truncate(self.args.first.map_or(usize::MAX, |first| first as usize));
-        let parameters: BTreeSet<&str> = plan.cases.iter().flat_map(|case| case.params.keys()).map(String::as_str).collect();
-        if let Some(given) = self.args.given.iter().find(|given| !parameters.contains(given.key()) && !plan.cases.is_empty()) {
-            let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
-            anyhow::bail!("{} has no parameter {}; its parameters are {known}", plan.experiment, given.key());
-        }
-        anyhow::ensure!(
-            !cases.is_empty() || plan.cases.is_empty(),
-            "--only and --where leave nothing of {}; its variants are as {}",
-            plan.experiment,
-            plan.cases.iter().take(4).map(|case| format!("\"{}\"", named(case))).collect::<Vec<_>>().join(", ")
-        );
-        anyhow::ensure!(
-            self.args.repeats < 2
-                || cases.is_empty()
-                || cases.iter().flatten().any(|case| self.args.runs_again(&case.name, &case.params)),
-            "--again leaves nothing of {} to repeat",
-            plan.experiment
-        );
+        let all: Vec<(&str, &Params)> = plan.cases.iter().map(|case| (case.name.as_str(), &case.params)).collect();
+        check_asked(&self.args, plan.experiment, &all)?;
         Ok(cases)
     }
 
@@ -275,7 +272,7 @@ impl Lab {
                 if turn > 1 && !self.args.runs_again(&case.name, &case.params) {
                     continue;
                 }
-                let label = named(case);
+                let label = named(&case.name, &case.params);
                 eprintln!("{turn} of {}: {label}", self.args.repeats);
                 host_speed.sample();
                 let missed = match (case.run)(self) {
@@ -302,6 +299,7 @@ impl Lab {
             turns.push(rows);
         }
         host_speed.sample();
+        left_out.append(&mut self.left_out.borrow_mut());
         let mut variants = collect(turns);
         variants.retain(|v| !left_out.iter().any(|l| l.name == v.name && l.params == v.params));
         let report = Report {
@@ -339,9 +337,36 @@ impl Lab {
     }
 }
 
+/// Checks that what is asked for of all cases of an experiment is something.
+///
+/// # Errors
+/// A parameter is of no case, or nothing is left to run or to repeat.
+pub fn check_asked(args: &BenchArgs, experiment: &str, all: &[(&str, &Params)]) -> anyhow::Result<()> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let parameters: BTreeSet<&str> = all.iter().flat_map(|(_, params)| params.keys()).map(String::as_str).collect();
+    if let Some(given) = args.given.iter().find(|given| !parameters.contains(given.key())) {
+        let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
+        anyhow::bail!("{experiment} has no parameter {}; its parameters are {known}", given.key());
+    }
+    let mut asked: Vec<&(&str, &Params)> = all.iter().filter(|(name, params)| args.asks_for(name, params)).collect();
+    asked.truncate(args.first.map_or(usize::MAX, |first| first as usize));
+    anyhow::ensure!(
+        !asked.is_empty(),
+        "--only and --where leave nothing of {experiment}; its variants are as {}",
+        all.iter().take(4).map(|(name, params)| format!("\"{}\"", named(name, params))).collect::<Vec<_>>().join(", ")
+    );
+    anyhow::ensure!(
+        args.repeats < 2 || asked.iter().any(|(name, params)| args.runs_again(name, params)),
+        "--again leaves nothing of {experiment} to repeat"
+    );
+    Ok(())
+}
+
 /// Name and parameters of a case.
-fn named(case: &Case) -> String {
-    Variant::new(&case.name, case.params.clone()).label(&keys(&case.params))
+fn named(name: &str, params: &Params) -> String {
+    Variant::new(name, params.clone()).label(&keys(params))
 }
 
 fn keys(params: &Params) -> Vec<&str> {
@@ -432,6 +457,7 @@ pub mod tests {
             manager_core: 0,
             host: RefCell::new(host),
             warnings: RefCell::default(),
+            left_out: RefCell::default(),
         }
     }
 
@@ -458,7 +484,10 @@ pub mod tests {
         };
         let mut plan = Trials::new("test", derive, Vec::new());
         plan.cases = vec![counted("a", 1.0), counted("b", 3.0)];
-        let (report, failed) = lab(3).conduct(&plan).unwrap();
+        let lab = lab(3);
+        lab.leave_out("simulator", "no wakes");
+        let (report, failed) = lab.conduct(&plan).unwrap();
+        assert_eq!(report.left_out.iter().map(|left| left.why.as_str()).collect::<Vec<_>>(), ["no wakes"]);
         assert_eq!((order.borrow().as_str(), failed), ("ababab", 0));
         assert_eq!(report.variants[0].metrics["x_pps"].samples, [1.0, 2.0, 3.0]);
         assert_eq!(report.variants[1].metrics["of_a"].samples, [3.0, 3.0, 3.0]);

@@ -4,8 +4,10 @@
 //! Each experiment is a process of its own (`sluice-lab bench NAME`), so that one that fails ends
 //! no other. Its result, its plot and what it printed are files in the folder of the report. A
 //! result that is there with the same settings from the same host and programs counts, so an
-//! interrupted run goes on where it was. At the end, and after an interruption too, the report is
-//! written from what there is ([`page`]): one page with all plots in it, and the same as Markdown.
+//! interrupted run goes on where it was. What the simulator needs of the host is measured by the
+//! first experiment that needs it, and passed on in a file beside the results until the end. At the
+//! end, and after an interruption too, the report is written from what there is ([`page`]): one page
+//! with all plots in it, and the same as Markdown.
 //!
 //! # Limits
 //! The time that is left comes from estimates for `--quick` on two cores, scaled by how long the
@@ -18,6 +20,7 @@ mod page;
 
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +67,11 @@ pub fn run(args: &BenchArgs, about: fn(&str) -> &'static str, out: &mut dyn Writ
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone())?;
     }
+    let costs = folder.file("host", "costs");
+    // Those of an earlier run may be of another host.
+    remove(&costs)?;
     let ended = conduct(args, &folder, &chosen, &interrupted);
+    remove(&costs)?;
     let verdicts = page::write(&known, &folder, page::Words { is_quick: args.quick, about })?;
     writeln!(out, "{verdicts}")?;
     writeln!(out, "{}", folder.0.join("index.html").display())?;
@@ -141,22 +148,28 @@ fn one(experiment: &str, settings: &RunSettings, place: (&Folder, &Measuring), i
     let (folder, measuring) = place;
     let file = |extension: &str| folder.file(experiment, extension);
     for extension in ["json", "svg", "settings"] {
-        match std::fs::remove_file(file(extension)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove {}", file(extension).display()));
-            }
-            _ => {}
-        }
+        remove(&file(extension))?;
     }
     let log = File::create(file("log")).with_context(|| format!("cannot write {}", file("log").display()))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("bench").arg(experiment).arg("--json").arg(file("json")).args(settings.words());
+    command.arg("--host-costs").arg(folder.file("host", "costs"));
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let status = wait(command.spawn().context("cannot start sluice-lab")?, interrupted)?;
     if file("json").exists() {
         folder.keep_settings(experiment, settings, measuring)?;
     }
     Ok(status.success())
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Waits for an experiment. After an interruption it is asked to end, and restores the host first.

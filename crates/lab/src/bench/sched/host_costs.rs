@@ -1,11 +1,15 @@
 //! What a wake and a switch of processes cost on this host.
+//!
+//! # Limits
+//! A wake that interrupts no one is not measured.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::{Deserialize, Serialize};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::doorbell;
 
@@ -27,7 +31,7 @@ const BACK_NS: u64 = 100_000;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Costs in nanoseconds, as the simulator takes them.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 pub struct HostCosts {
     /// A switch of processes.
     pub switch_ns: f64,
@@ -42,21 +46,20 @@ pub struct HostCosts {
 }
 
 impl HostCosts {
-    /// Those of this host, between the manager's core and that of NFs: measured when they are first
-    /// asked for, in a second. None where threads cannot run there.
-    pub fn here(manager_core: usize, nf_core: usize) -> Option<Self> {
-        static HERE: OnceLock<Option<HostCosts>> = OnceLock::new();
-        *HERE.get_or_init(|| {
-            let switch_ns = switches(nf_core).ok()?;
-            let (wake_cost_ns, until_ns) = wakes(manager_core, nf_core).ok()?;
-            let Preemption { until_ns: busy_ns, lost_ns, .. } = preemptions(manager_core, nf_core).ok()?;
-            Some(Self {
-                switch_ns,
-                wake_cost_ns,
-                wake_idle_ns: (until_ns - switch_ns).max(0.0),
-                wake_busy_ns: (busy_ns - switch_ns).max(0.0),
-                interrupt_ns: (lost_ns - 2.0 * switch_ns).max(0.0),
-            })
+    /// Measures those between the manager's core and that of NFs, in a second.
+    ///
+    /// # Errors
+    /// Threads cannot run there, or do not run when they are woken.
+    pub fn measure(manager_core: usize, nf_core: usize) -> anyhow::Result<Self> {
+        let switch_ns = switches(nf_core)?;
+        let (wake_cost_ns, until_ns) = wakes(manager_core, nf_core)?;
+        let Preemption { until_ns: busy_ns, lost_ns, .. } = preemptions(manager_core, nf_core)?;
+        Ok(Self {
+            switch_ns,
+            wake_cost_ns,
+            wake_idle_ns: (until_ns - switch_ns).max(0.0),
+            wake_busy_ns: (busy_ns - switch_ns).max(0.0),
+            interrupt_ns: (lost_ns - 2.0 * switch_ns).max(0.0),
         })
     }
 }
@@ -245,14 +248,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_measured_once() {
+    fn a_switch_and_a_wake_take_time() {
         let cores = crate::bench::host::Cores::here();
         let Ok(manager) = cores.manager() else {
             return crate::skip::skip("there is one core, and so nobody is woken on another");
         };
-        let costs = HostCosts::here(manager, cores.shared()).unwrap();
+        let costs = HostCosts::measure(manager, cores.shared()).unwrap();
         assert!(costs.switch_ns > 0.0 && costs.wake_cost_ns > 0.0 && costs.wake_idle_ns >= 0.0, "{costs:?}");
         assert!(costs.wake_busy_ns >= 0.0 && costs.interrupt_ns >= 0.0, "{costs:?}");
-        assert_eq!(HostCosts::here(manager, cores.shared()), Some(costs));
     }
 }

@@ -11,7 +11,7 @@
 //!   have it.
 //! - `switch`: two threads on that core that wake each other alternately: the time of one switch.
 //! - `packet`: what a packet takes outside of handlers, of an NF's core and of the manager
-//!   ([`packet_costs`](super::packet_costs)).
+//!   ([`packet_costs`](super::packet_costs)), measured once.
 //! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with
 //!   weights, backpressure and ECN on and off, hand-over on in both: CPU time per packet
 //!   (`nf_ns_per_packet`), the manager's load, and the controller's share of it
@@ -32,13 +32,12 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use sluice_policy::sim::ThreadCosts;
 use sluice_shm::clock::{Clock, monotonic_ns};
 use sluice_shm::histogram::Histogram;
 
 use super::chain::hops;
 use super::host_costs::{PREEMPTIONS, Preemption, TIMES, WAKES, middle, preemptions, switches, wakes};
-use super::packet_costs::PacketCosts;
+use super::packet_costs::MeasuredCosts;
 use super::{COST, Mode, line, params};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
@@ -107,9 +106,15 @@ fn plan(lab: &Lab) -> Trials {
         Ok(Sample::from(named.map(|(name, ns)| (name.to_string(), ns))))
     }));
     plan.cases.push(Case::one("packet", params(&[]), |lab| {
-        let PacketCosts { hop_cycles, thread: ThreadCosts { entry_ns, pass_ns }, round_ns } = PacketCosts::measure(lab)?;
-        let named = [("hop_cycles", hop_cycles), ("entry_ns", entry_ns), ("pass_ns", pass_ns), ("round_ns", round_ns)];
-        Ok(Sample::from(named.map(|(name, cost)| (name.to_string(), cost))))
+        let MeasuredCosts { hop_cycles, manager, unset, .. } = MeasuredCosts::here(lab);
+        let named = [
+            ("hop_cycles", *hop_cycles),
+            ("entry_ns", manager.map(|manager| manager.entry_ns)),
+            ("pass_ns", manager.map(|manager| manager.pass_ns)),
+            ("round_ns", manager.map(|manager| manager.round_ns)),
+        ];
+        let sample: Sample = named.into_iter().filter_map(|(name, cost)| Some((name.to_string(), cost?))).collect();
+        if sample.is_empty() { Err(Miss::LeaveOut(unset.join("; "))) } else { Ok(sample) }
     }));
     for (name, tuned) in [("untuned/other", false), ("tuned/other", true)] {
         plan.cases.push(Case::flow(name, params(&[("rate_pps", json!(PPS))]), setup(lab, tuned)));

@@ -1,4 +1,6 @@
-//! What a packet takes on this host outside of handlers: of an NF's core, and of the manager's.
+//! What the simulator needs of this host, measured by itself: wakes and switches
+//! ([`host_costs`](super::host_costs)), and what a packet takes outside of handlers, of an NF's core
+//! and of the manager's.
 //!
 //! # Approach
 //! - *hop*: one NF that always has packets, at two costs. Its CPU time for a packet is the cost and
@@ -10,19 +12,29 @@
 //! - *slow*: one NF at half a million packets a second, where a round with packets has about one:
 //!   the round itself (`round_ns`) is what is left of it.
 //!
+//! Each is the median of [`TIMES`] runs, which alternate. A cost is left out, and the result says
+//! so, if a run fails, if another core than the one that is measured limits the runs ([`Limit`]), or
+//! if noise makes the cost negative. `sluice bench all` measures once, and gives each experiment
+//! the file (`--host-costs`).
+//!
 //! # Limits
 //! Caches are warm with one NF. What a hop costs in a chain of many is not in these.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
-use sluice_policy::sim::ThreadCosts;
+use serde::{Deserialize, Serialize};
 
-use super::host_costs::HostCosts;
+use super::host_costs::{HostCosts, middle};
 use super::{HopSpec, Mode, line};
 use crate::bench::lab::{Lab, Miss};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
 
+/// Runs of each setup.
+const TIMES: usize = 3;
+/// Most seconds of a run.
+const RUN_S: f64 = 0.5;
 /// Costs of the NF of which the hop is measured, in cycles: the manager keeps it busy at either.
 const CYCLES: [u64; 2] = [250, 500];
 /// NFs of the fast chains.
@@ -31,81 +43,192 @@ const LENGTHS: [usize; 2] = [1, 3];
 const SLOW_PPS: f64 = 500_000.0;
 /// Packets of a burst.
 const BURST: f64 = sluice_shm::BURST as f64;
+/// Part of the packets that the manager read from which on NFs carry all of them.
+const ALL: f64 = 0.98;
 
-/// Costs of a packet, as the simulator takes them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PacketCosts {
-    /// Cycles of an NF's core outside of the handler.
-    pub hop_cycles: f64,
-    /// What packets take of the manager.
-    pub thread: ThreadCosts,
-    /// A round of the manager without packets, in nanoseconds.
+/// What packets take of the manager, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+pub struct ManagerCosts {
+    /// A packet that is read and let in or refused.
+    pub entry_ns: f64,
+    /// A packet that an NF returned and that is passed on.
+    pub pass_ns: f64,
+    /// A round without packets.
     pub round_ns: f64,
 }
 
-/// What the runs gave, in nanoseconds.
-#[derive(Debug, Clone, Copy)]
-struct Runs {
-    /// CPU time of the NF for a packet, at either of [`CYCLES`].
-    hop: [f64; 2],
-    /// Time of the manager for a packet, with either of [`LENGTHS`].
-    fast: [f64; 2],
-    /// A round with about one packet.
-    slow: f64,
+/// Costs as the simulator takes them.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+pub struct MeasuredCosts {
+    pub host: Option<HostCosts>,
+    /// Cycles of an NF's core outside of the handler.
+    pub hop_cycles: Option<f64>,
+    pub manager: Option<ManagerCosts>,
+    /// What is not known, and why.
+    pub unset: Vec<String>,
 }
 
-impl PacketCosts {
-    /// Those of this host: measured when they are first asked for, in five runs of the requested
-    /// time. None where a run fails.
-    pub fn here(lab: &Lab) -> Option<Self> {
-        static HERE: OnceLock<Option<PacketCosts>> = OnceLock::new();
-        *HERE.get_or_init(|| Self::measure(lab).ok())
+/// What limits a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Limit {
+    /// More is read than the NF takes, so the NF always has packets.
+    Nf,
+    /// NFs take all that is read.
+    Manager,
+}
+
+/// A median of runs in nanoseconds, or why it counts for nothing.
+type Point = Result<f64, String>;
+
+/// What the runs gave.
+#[derive(Debug, Clone)]
+struct Runs {
+    /// CPU time of the NF for a packet, at either of [`CYCLES`].
+    hop: [Point; 2],
+    /// Time of the manager for a packet, with either of [`LENGTHS`].
+    fast: [Point; 2],
+    /// A round with about one packet.
+    slow: Point,
+}
+
+impl MeasuredCosts {
+    /// Those of this host: from the file of `--host-costs` if it is there, else measured when they
+    /// are first asked for. What is not known is left out of the result of this lab.
+    pub fn here(lab: &Lab) -> &'static Self {
+        static HERE: OnceLock<MeasuredCosts> = OnceLock::new();
+        HERE.get_or_init(|| {
+            let costs = Self::kept_or(lab.args.host_costs.as_deref(), || Self::measure(lab));
+            costs.unset.iter().for_each(|why| lab.leave_out("simulator", why));
+            costs
+        })
     }
 
-    /// Measures them.
-    ///
-    /// # Errors
-    /// A run fails, or the host's time-stamp frequency is not known.
-    pub fn measure(lab: &Lab) -> Result<Self, Miss> {
+    /// Those of the file. Without it they are measured, and kept in it.
+    fn kept_or(file: Option<&Path>, measure: impl FnOnce() -> Self) -> Self {
+        let Some(file) = file else { return measure() };
+        let kept = std::fs::read_to_string(file).ok().and_then(|text| serde_json::from_str(&text).ok());
+        kept.unwrap_or_else(|| {
+            let costs = measure();
+            let written = serde_json::to_string(&costs).map_err(std::io::Error::from).and_then(|text| std::fs::write(file, text));
+            if let Err(error) = written {
+                eprintln!("sluice bench: cannot write {}: {error}; the next experiment measures again", file.display());
+            }
+            costs
+        })
+    }
+
+    fn measure(lab: &Lab) -> Self {
+        let mut costs = Self::default();
+        match HostCosts::measure(lab.manager_core, lab.cores.shared()) {
+            Ok(host) => costs.host = Some(host),
+            Err(error) => costs.leave_out("wakes and switches", &format!("{error:#}")),
+        }
+        costs.measure_packets(lab);
+        costs
+    }
+
+    fn measure_packets(&mut self, lab: &Lab) {
         let Some(hz) = lab.tsc_hz() else {
-            return Err(Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()));
+            return self.leave_out("packets", "the frequency of the time-stamp counter is not known");
         };
-        let wake_ns = HostCosts::here(lab.manager_core, lab.cores.shared()).map_or(0.0, |costs| costs.wake_cost_ns);
-        let mut runs = Runs { hop: [0.0; 2], fast: [0.0; 2], slow: 0.0 };
-        for (ns, cycles) in runs.hop.iter_mut().zip(CYCLES) {
-            *ns = metric(&lab.flow(&hop_setup(lab, cycles))?, "nf_ns_per_packet")?;
+        match Runs::measure(lab, self.host.map(|host| host.wake_cost_ns)) {
+            Ok(runs) => self.solve(&runs, hz),
+            Err(Miss::LeaveOut(why)) => self.leave_out("packets", &why),
+            Err(Miss::Failed(error)) => self.leave_out("packets", &format!("{error:#}")),
         }
-        for (ns, nfs) in runs.fast.iter_mut().zip(LENGTHS) {
-            *ns = manager_ns(&lab.flow(&chain_setup(lab, nfs, 0.0))?, wake_ns)?;
-        }
-        runs.slow = metric(&lab.flow(&chain_setup(lab, 1, SLOW_PPS))?, "round_ns_p50")?;
-        Ok(Self::of(&runs, hz))
     }
 
-    /// Solves for them. A negative one is noise about zero.
-    fn of(runs: &Runs, hz: f64) -> Self {
+    fn leave_out(&mut self, what: &str, why: &str) {
+        self.unset.push(format!("what {what} cost here is not known, and the simulator's own value stands: {why}"));
+    }
+
+    fn solve(&mut self, runs: &Runs, hz: f64) {
+        match runs.hop_cycles(hz) {
+            Ok(cycles) => self.hop_cycles = Some(cycles),
+            Err(why) => self.leave_out("packets beside the handler", &why),
+        }
+        match runs.manager() {
+            Ok(manager) => self.manager = Some(manager),
+            Err(why) => self.leave_out("packets in the manager", &why),
+        }
+    }
+}
+
+impl Runs {
+    /// `wake_ns`: what a wake costs the manager, if that is known.
+    fn measure(lab: &Lab, wake_ns: Option<f64>) -> Result<Self, Miss> {
+        let [cheap, dear] = CYCLES.map(|cycles| hop_setup(lab, cycles));
+        let [short, long] = LENGTHS.map(|nfs| chain_setup(lab, nfs, 0.0));
+        let setups = [cheap, dear, short, long, chain_setup(lab, 1, SLOW_PPS)];
+        let mut samples: [Vec<Sample>; 5] = Default::default();
+        for _ in 0..TIMES {
+            for (setup, of) in setups.iter().zip(&mut samples) {
+                of.push(lab.flow_for(setup, lab.args.seconds.min(RUN_S))?);
+            }
+        }
+        let [cheap, dear, short, long, slow] = &samples;
+        let manager = |of: &[Sample]| -> Point {
+            let wake_ns = wake_ns.ok_or("what a wake costs is not known")?;
+            point(of, Limit::Manager, |sample| manager_ns(sample, wake_ns))
+        };
+        Ok(Self {
+            hop: [cheap, dear].map(|of| point(of, Limit::Nf, |sample| metric(sample, "nf_ns_per_packet"))),
+            fast: [short, long].map(|of| manager(of.as_slice())),
+            slow: point(slow, Limit::Manager, |sample| metric(sample, "round_ns_p50")),
+        })
+    }
+
+    fn hop_cycles(&self, hz: f64) -> Point {
+        let [Ok(first), Ok(second)] = &self.hop else { return Err(first_why(&self.hop)) };
         let [c0, c1] = CYCLES.map(|cycles| cycles as f64);
-        let hop_ns = (runs.hop[0] * c1 - runs.hop[1] * c0) / (c1 - c0);
+        not_negative("it", (first * c1 - second * c0) / (c1 - c0) * hz / 1e9)
+    }
+
+    fn manager(&self) -> Result<ManagerCosts, String> {
+        let [Ok(short), Ok(long)] = &self.fast else { return Err(first_why(&self.fast)) };
+        let slow = self.slow.clone()?;
         let [n0, n1] = LENGTHS.map(|nfs| nfs as f64);
-        let pass_ns = ((runs.fast[1] - runs.fast[0]) / (n1 - n0)).max(0.0);
+        let pass_ns = not_negative("a hop", (long - short) / (n1 - n0))?;
         // fast = entry + hops · pass + round ÷ burst, and slow = entry + round.
-        let entry_ns = ((runs.fast[0] - n0 * pass_ns - runs.slow / BURST) * BURST / (BURST - 1.0)).max(0.0);
-        Self {
-            hop_cycles: (hop_ns * hz / 1e9).max(0.0),
-            thread: ThreadCosts { entry_ns, pass_ns },
-            round_ns: (runs.slow - entry_ns).max(1.0),
+        let entry_ns = not_negative("an entry", (short - n0 * pass_ns - slow / BURST) * BURST / (BURST - 1.0))?;
+        Ok(ManagerCosts { entry_ns, pass_ns, round_ns: not_negative("a round", slow - entry_ns)? })
+    }
+}
+
+/// Why the first of points that count for nothing does so.
+fn first_why(points: &[Point; 2]) -> String {
+    points.iter().find_map(|point| point.clone().err()).unwrap_or_default()
+}
+
+fn not_negative(what: &str, cost: f64) -> Point {
+    if cost >= 0.0 { Ok(cost) } else { Err(format!("noise of the runs makes {what} negative, {cost:.1}")) }
+}
+
+/// The median of runs that are limited as they have to be, by the median of what is carried.
+fn point(samples: &[Sample], limit: Limit, value: impl Fn(&Sample) -> Point) -> Point {
+    let part = |sample: &Sample| -> Point { Ok(metric(sample, "delivered_pps")? / metric(sample, "offered_pps")?) };
+    let parts: Vec<f64> = samples.iter().map(part).collect::<Result<_, String>>()?;
+    let carried = middle(parts);
+    match (limit, carried >= ALL) {
+        (Limit::Nf, true) => Err("an NF carried all that was read, so it was not always busy".into()),
+        (Limit::Manager, false) => {
+            Err(format!("NFs carried {:.0} % of what was read, so the manager was not the limit", carried * 100.0))
+        }
+        _ => {
+            let values: Vec<f64> = samples.iter().map(value).collect::<Result<_, String>>()?;
+            Ok(middle(values))
         }
     }
 }
 
 /// A metric that each run has.
-fn metric(sample: &Sample, name: &str) -> Result<f64, Miss> {
+fn metric(sample: &Sample, name: &str) -> Point {
     let value = sample.get(name).copied().filter(|value| value.is_finite() && *value > 0.0);
-    value.ok_or_else(|| Miss::LeaveOut(format!("a run gave no {name}")))
+    value.ok_or_else(|| format!("a run gave no {name}"))
 }
 
 /// Time of the manager for a packet, without that of wakes of `wake_ns` each.
-fn manager_ns(sample: &Sample, wake_ns: f64) -> Result<f64, Miss> {
+fn manager_ns(sample: &Sample, wake_ns: f64) -> Point {
     let wakes: f64 = sample.iter().filter(|(name, _)| name.starts_with("wakes_per_s.")).map(|(_, wakes)| wakes).sum();
     Ok((1e9 - wakes * wake_ns).max(0.0) / metric(sample, "delivered_pps")?)
 }
@@ -128,16 +251,50 @@ mod tests {
     use super::*;
     use crate::bench::lab::tests::lab;
 
+    fn runs(hop: [f64; 2], fast: [f64; 2], slow: f64) -> Runs {
+        Runs { hop: hop.map(Ok), fast: fast.map(Ok), slow: Ok(slow) }
+    }
+
     #[test]
     fn the_costs_are_those_that_the_runs_were_made_of() {
         // 30 cycles at 2 GHz beside the cost, 40 ns for an entry, 12 for a hop, 200 for a round.
-        let runs = Runs { hop: [140.0, 265.0], fast: [40.0 + 12.0 + 6.25, 40.0 + 36.0 + 6.25], slow: 240.0 };
-        let PacketCosts { hop_cycles, thread, round_ns } = PacketCosts::of(&runs, 2e9);
-        let all = [(hop_cycles, 30.0), (thread.entry_ns, 40.0), (thread.pass_ns, 12.0), (round_ns, 200.0)];
+        let runs = runs([140.0, 265.0], [40.0 + 12.0 + 6.25, 40.0 + 36.0 + 6.25], 240.0);
+        let mut costs = MeasuredCosts::default();
+        costs.solve(&runs, 2e9);
+        let ManagerCosts { entry_ns, pass_ns, round_ns } = costs.manager.unwrap();
+        let all = [(costs.hop_cycles.unwrap(), 30.0), (entry_ns, 40.0), (pass_ns, 12.0), (round_ns, 200.0)];
         assert!(all.iter().all(|(got, want)| (got - want).abs() < 1e-6), "{all:?}");
-        // Noise makes no cost negative.
-        let noise = PacketCosts::of(&Runs { hop: [100.0, 300.0], fast: [50.0, 40.0], slow: 10.0 }, 2e9);
-        assert_eq!((noise.hop_cycles, noise.thread.pass_ns, noise.round_ns), (0.0, 0.0, 1.0));
+        assert!(costs.unset.is_empty());
+    }
+
+    #[test]
+    fn what_is_noise_is_left_out_and_said() {
+        let mut costs = MeasuredCosts::default();
+        costs.solve(&runs([100.0, 300.0], [50.0, 40.0], 10.0), 2e9);
+        assert_eq!((costs.hop_cycles, costs.manager, costs.unset.len()), (None, None, 2));
+        assert!(costs.unset[1].contains("makes a hop negative, -5.0"), "{:?}", costs.unset);
+        // One that is not known leaves the other.
+        let mut costs = MeasuredCosts::default();
+        let unknown = Runs { slow: Err("no round".into()), ..runs([140.0, 265.0], [58.25, 82.25], 240.0) };
+        costs.solve(&unknown, 2e9);
+        assert!(costs.hop_cycles.is_some() && costs.manager.is_none() && costs.unset[0].ends_with("no round"));
+    }
+
+    #[test]
+    fn a_point_is_the_median_of_runs_that_the_right_core_limits() {
+        let sample = |offered: f64, delivered: f64, ns: f64| {
+            let numbers = [("offered_pps", offered), ("delivered_pps", delivered), ("nf_ns_per_packet", ns)];
+            Sample::from(numbers.map(|(name, value)| (name.to_string(), value)))
+        };
+        let of = |samples: &[Sample], limit| point(samples, limit, |sample| metric(sample, "nf_ns_per_packet"));
+        let full = [sample(9e6, 6e6, 130.0), sample(9e6, 6e6, 190.0), sample(9e6, 6e6, 120.0)];
+        assert_eq!(of(&full, Limit::Nf), Ok(130.0));
+        assert!(of(&full, Limit::Manager).unwrap_err().starts_with("NFs carried 67 % of what was read"));
+        // One run that a pause disturbed does not count.
+        let carried = [sample(9e6, 9e6, 50.0), sample(9e6, 6e6, 70.0), sample(9e6, 8.9e6, 60.0)];
+        assert_eq!(of(&carried, Limit::Manager), Ok(60.0));
+        assert!(of(&carried, Limit::Nf).unwrap_err().starts_with("an NF carried all"));
+        assert_eq!(of(&[Sample::new()], Limit::Nf).unwrap_err(), "a run gave no delivered_pps");
     }
 
     #[test]
@@ -145,7 +302,29 @@ mod tests {
         let numbers = [("delivered_pps", 1e7), ("wakes_per_s.nf1", 2e4), ("wakes_per_s.nf2", 3e4)];
         let sample = Sample::from(numbers.map(|(name, value)| (name.to_string(), value)));
         assert!((manager_ns(&sample, 4000.0).unwrap() - 80.0).abs() < 1e-9);
-        assert!(matches!(manager_ns(&Sample::new(), 1.0), Err(Miss::LeaveOut(why)) if why.contains("delivered_pps")));
+        assert!(manager_ns(&Sample::new(), 1.0).unwrap_err().contains("delivered_pps"));
+    }
+
+    #[test]
+    fn costs_are_measured_once_for_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("host.costs");
+        let manager = ManagerCosts { entry_ns: 40.5, pass_ns: 12.0, round_ns: 200.0 };
+        let host = HostCosts { switch_ns: 1.0, wake_cost_ns: 2.0, wake_idle_ns: 3.0, wake_busy_ns: 4.0, interrupt_ns: 5.0 };
+        let costs = MeasuredCosts { host: Some(host), hop_cycles: None, manager: Some(manager), unset: vec!["why".into()] };
+        assert_eq!(MeasuredCosts::kept_or(Some(&file), || costs.clone()), costs);
+        assert_eq!(MeasuredCosts::kept_or(Some(&file), MeasuredCosts::default), costs, "not measured again");
+        assert_eq!(MeasuredCosts::kept_or(None, MeasuredCosts::default), MeasuredCosts::default());
+        std::fs::write(&file, "half").unwrap();
+        assert_eq!(MeasuredCosts::kept_or(Some(&file), MeasuredCosts::default), MeasuredCosts::default());
+    }
+
+    #[test]
+    fn a_lab_that_can_start_nothing_says_what_is_not_known() {
+        let mut costs = MeasuredCosts::default();
+        costs.measure_packets(&lab(1));
+        assert_eq!((costs.hop_cycles, costs.manager), (None, None));
+        assert!(costs.unset.iter().any(|why| why.starts_with("what packets cost here is not known")), "{:?}", costs.unset);
     }
 
     #[test]

@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use sluice_policy::sim::{self, Chain, Cost, Machine, Nf, Scenario, Variant};
+use sluice_policy::sim::{self, Chain, Cost, Machine, Nf, Scenario, ThreadCosts, Variant};
 
-use super::host_costs::{HostCosts, tick_ns};
-use super::packet_costs::PacketCosts;
+use super::host_costs::tick_ns;
+use super::packet_costs::{ManagerCosts, MeasuredCosts};
 use crate::bench::daemon::COST;
 use crate::bench::lab::{Lab, Row};
 use crate::bench::setup::{Service, Setup};
@@ -28,7 +28,7 @@ pub const ERROR: Column = Column::new("error_percent", "error %", 1.0, 1);
 const MEASURED_NS: u64 = 300_000_000;
 
 /// What was measured of a host. What is not known is as in the simulator.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct MeasuredHost {
     /// The frequency of the time-stamp counter; nothing is simulated without it.
     pub hz: Option<f64>,
@@ -36,8 +36,7 @@ pub struct MeasuredHost {
     pub slice_ns: Option<u64>,
     /// Time between two ticks of the kernel, in nanoseconds.
     pub tick_ns: Option<u64>,
-    pub costs: Option<HostCosts>,
-    pub packets: Option<PacketCosts>,
+    pub costs: MeasuredCosts,
 }
 
 impl MeasuredHost {
@@ -48,8 +47,7 @@ impl MeasuredHost {
             hz: lab.tsc_hz(),
             slice_ns: slice.and_then(|slice| u64::try_from(slice.as_nanos()).ok()),
             tick_ns: Some(tick_ns()),
-            costs: HostCosts::here(lab.manager_core, lab.cores.shared()),
-            packets: PacketCosts::here(lab),
+            costs: MeasuredCosts::here(lab).clone(),
         }
     }
 
@@ -57,17 +55,19 @@ impl MeasuredHost {
     fn apply(&self, machine: &mut Machine) {
         machine.slice_ns = self.slice_ns.unwrap_or(machine.slice_ns);
         machine.tick_ns = self.tick_ns.unwrap_or(machine.tick_ns);
-        if let Some(costs) = &self.costs {
+        if let Some(costs) = &self.costs.host {
             machine.switch_ns = costs.switch_ns as u64;
             machine.wake_cost_ns = costs.wake_cost_ns as u64;
             machine.wake_idle_ns = costs.wake_idle_ns as u64;
             machine.wake_busy_ns = costs.wake_busy_ns as u64;
             machine.interrupt_ns = costs.interrupt_ns as u64;
         }
-        if let Some(packets) = &self.packets {
-            machine.hop_cycles = packets.hop_cycles.round() as u64;
-            machine.round_ns = packets.round_ns as u64;
-            machine.thread = Some(packets.thread);
+        if let Some(cycles) = self.costs.hop_cycles {
+            machine.hop_cycles = cycles.round() as u64;
+        }
+        if let Some(ManagerCosts { entry_ns, pass_ns, round_ns }) = self.costs.manager {
+            machine.round_ns = (round_ns as u64).max(1);
+            machine.thread = Some(ThreadCosts { entry_ns, pass_ns });
         }
     }
 }
@@ -76,7 +76,7 @@ impl MeasuredHost {
 ///
 /// A row of a variant or of costs that the simulator does not know stays as it is.
 pub fn compare(row: &mut Row, setup: &Setup, host: &MeasuredHost) {
-    let Some(mut scenario) = host.hz.and_then(|hz| scenario(row, setup, hz, host.packets.is_some())) else { return };
+    let Some(mut scenario) = host.hz.and_then(|hz| scenario(row, setup, hz, host.costs.manager.is_some())) else { return };
     host.apply(&mut scenario.machine);
     let simulated = sim::run(&scenario).total_pps();
     let delivered = row.get("delivered_pps").filter(|pps| *pps > 0.0);
@@ -145,6 +145,7 @@ fn stages(service: &Service) -> Option<Vec<Cost>> {
 mod tests {
     use super::*;
     use crate::bench::measure::Sample;
+    use crate::bench::sched::host_costs::HostCosts;
     use crate::bench::sched::{self, HopSpec, chain_of, nf, nf_of, traffic_to};
 
     fn row(name: &str) -> Row {
@@ -254,9 +255,9 @@ mod tests {
     #[test]
     fn what_was_measured_of_the_host_goes_into_the_machine() {
         let costs = HostCosts { switch_ns: 1.0, wake_cost_ns: 2.0, wake_idle_ns: 3.0, wake_busy_ns: 4.0, interrupt_ns: 5.0 };
-        let thread = sim::ThreadCosts { entry_ns: 6.0, pass_ns: 7.0 };
-        let packets = PacketCosts { hop_cycles: 29.6, thread, round_ns: 8.0 };
-        let host = MeasuredHost { hz: None, slice_ns: Some(9), tick_ns: Some(10), costs: Some(costs), packets: Some(packets) };
+        let manager = ManagerCosts { entry_ns: 6.0, pass_ns: 7.0, round_ns: 8.0 };
+        let costs = MeasuredCosts { host: Some(costs), hop_cycles: Some(29.6), manager: Some(manager), unset: Vec::new() };
+        let host = MeasuredHost { hz: None, slice_ns: Some(9), tick_ns: Some(10), costs };
         let mut machine = Machine::default();
         host.apply(&mut machine);
         let wanted = Machine {
@@ -265,7 +266,7 @@ mod tests {
             wake_idle_ns: 3,
             wake_busy_ns: 4,
             interrupt_ns: 5,
-            thread: Some(thread),
+            thread: Some(ThreadCosts { entry_ns: 6.0, pass_ns: 7.0 }),
             hop_cycles: 30,
             round_ns: 8,
             slice_ns: 9,
