@@ -56,6 +56,10 @@ pub fn read(file: &Path, program: &str) -> anyhow::Result<Beat> {
     let first = lines.next().and_then(|line| line.split_once(' '));
     let (written, word) = first.with_context(|| format!("{path} was not written by {program}"))?;
     let age = uptime()? - written.parse::<f64>().with_context(|| format!("{path} says {text}"))?;
+    // What was written before the host has started anew seems to come later.
+    if age < 0.0 {
+        bail!("{program} has written nothing since the host has started: it is stuck");
+    }
     if age > OLD {
         bail!("{program} has written nothing for {age:.0} s: it is stuck");
     }
@@ -79,7 +83,10 @@ mod tests {
         let beat = read(&file, "sluice-node").unwrap();
         assert_eq!(beat, Beat { word: "alone".into(), faults: vec!["a b".into(), "c".into()] });
         assert_eq!(beat.has_access().unwrap_err().to_string(), "a b\nc");
-        std::fs::write(&file, format!("{} ready", uptime().unwrap() - OLD - 1.0)).unwrap();
-        assert!(read(&file, "sluice-node").unwrap_err().to_string().contains("stuck"));
+        // The second one is of before a start of the host.
+        for written in [uptime().unwrap() - OLD - 1.0, uptime().unwrap() + 1e6] {
+            std::fs::write(&file, format!("{written} ready")).unwrap();
+            assert!(read(&file, "sluice-node").unwrap_err().to_string().contains("stuck"), "{written}");
+        }
     }
 }

@@ -65,7 +65,7 @@ async fn look(answer: Result<Answer, BoxError>, asked: Option<&Asked>, faults: &
         Ok(answer) => answer,
         Err(error) => {
             if let Some(found) = Certificate::of(&causes(&*error)) {
-                faults.meet(Fault::Certificate(found), Instant::now());
+                faults.meet(Fault::Certificate(found), None, Instant::now());
             }
             return Err(error);
         }

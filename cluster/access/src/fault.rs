@@ -174,6 +174,13 @@ pub(crate) fn right(message: &str, program: &str) -> Option<String> {
     ))
 }
 
+/// The object that a forbidden request names, as the API server compares it with the names of a
+/// role. None if it names none.
+pub(crate) fn object(message: &str) -> Option<&str> {
+    let (of, _) = message.split_once(" is forbidden: User \"")?;
+    of.split_once('"')?.1.strip_suffix('"')
+}
+
 #[cfg(test)]
 mod tests {
     use kube::core::Status;
@@ -220,6 +227,7 @@ mod tests {
         let said_pods = denied(&said(403, &pods), "sluice-operator").unwrap();
         assert!(said_pods.starts_with(&format!("{user} may not patch pods in acme: `helm upgrade`")), "{said_pods}");
         assert!(said_pods.contains(&format!("`kubectl auth can-i patch pods -n acme --as={user}`")), "{said_pods}");
+        assert_eq!((object(&pods), object(&pods.replace(" \"p\"", ""))), (Some("p"), None));
         let plans = format!(
             "nodeplans.sluice.dev \"a\" is forbidden: User \"{user}\" cannot patch resource \"nodeplans/status\" in API group \
              \"sluice.dev\" at the cluster scope"

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tracing::{info, warn};
 
-use crate::fault::{Asked, Fault, right};
+use crate::fault::{Asked, Fault, object, right};
 
 /// What lasts is said again after this time.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -17,11 +17,30 @@ const FORGET: Duration = Duration::from_secs(180);
 /// A right that no request has asked for in this time is reviewed. What is read or written again
 /// and again is asked for each minute at least; events, evictions and deletions may not be.
 pub const REVIEWED: Duration = Duration::from_secs(60);
+/// A right that no request was refused for in this time is needed no more, and not reviewed: its
+/// namespace is gone, say.
+const NEEDED: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 struct Times {
     said: Instant,
     met: Instant,
+    /// When a request met it last, and not a review.
+    asked: Instant,
+    /// The object of that request, if it named one: a role may have the right for that one alone.
+    object: Option<String>,
+}
+
+impl Times {
+    /// Notes that it lasts. Returns whether that is to be said.
+    fn last(&mut self, now: Instant) -> bool {
+        self.met = now;
+        let is_due = now.saturating_duration_since(self.said) >= AGAIN;
+        if is_due {
+            self.said = now;
+        }
+        is_due
+    }
 }
 
 #[derive(Debug)]
@@ -61,36 +80,42 @@ impl Faults {
         Some(format!("{}{more}", all.first()?))
     }
 
-    /// Notes that a request has met a fault.
-    pub(crate) fn meet(&self, fault: Fault, now: Instant) {
-        let message = fault.message(self.0.program);
+    /// Notes that a request has met a fault, and the object that it named.
+    pub(crate) fn meet(&self, fault: Fault, object: Option<&str>, now: Instant) {
+        let (message, object) = (fault.message(self.0.program), object.map(str::to_owned));
         let is_due = match self.known().entry(fault) {
             Entry::Vacant(free) => {
-                free.insert(Times { said: now, met: now });
+                free.insert(Times { said: now, met: now, asked: now, object });
                 true
             }
             Entry::Occupied(mut known) => {
                 let times = known.get_mut();
-                times.met = now;
-                let is_due = now.saturating_duration_since(times.said) >= AGAIN;
-                if is_due {
-                    times.said = now;
-                }
-                is_due
+                (times.asked, times.object) = (now, object);
+                times.last(now)
             }
         };
         if is_due {
-            warn!("{message}; it is tried again, and everything else goes on");
-            // Nobody may listen any more.
-            let _ = self.0.out.send(message);
+            self.say(message);
         }
     }
 
-    /// The rights that were missing, and that no request has asked for of late.
-    pub(crate) fn unasked(&self, now: Instant) -> Vec<Asked> {
-        let known = self.known();
-        let late = known.iter().filter(|(_, times)| now.saturating_duration_since(times.met) >= REVIEWED);
-        late.filter_map(|(fault, _)| if let Fault::Right(asked, _) = fault { Some(asked.clone()) } else { None }).collect()
+    fn say(&self, message: String) {
+        warn!("{message}; it is tried again, and everything else goes on");
+        // Nobody may listen any more.
+        let _ = self.0.out.send(message);
+    }
+
+    /// The rights that were missing, and that no request has asked for of late, with the object
+    /// that the last one named.
+    pub(crate) fn unasked(&self, now: Instant) -> Vec<(Asked, Option<String>)> {
+        let since = |then: Instant| now.saturating_duration_since(then);
+        let of = |(fault, times): (&Fault, &Times)| match fault {
+            Fault::Right(asked, _) if since(times.met) >= REVIEWED && since(times.asked) < NEEDED => {
+                Some((asked.clone(), times.object.clone()))
+            }
+            _ => None,
+        };
+        self.known().iter().filter_map(of).collect()
     }
 
     /// Notes whether the API server says that the program has a right that was missing.
@@ -98,9 +123,13 @@ impl Faults {
         if is_given {
             return self.answered(Some(asked), 200, "", now);
         }
-        let is_it = |fault: &&Fault| matches!(fault, Fault::Right(of, _) if of == asked);
-        let lasting: Vec<Fault> = self.known().keys().filter(is_it).cloned().collect();
-        lasting.into_iter().for_each(|fault| self.meet(fault, now));
+        let mut due = Vec::new();
+        for (fault, times) in self.known().iter_mut() {
+            if matches!(fault, Fault::Right(of, _) if of == asked) && times.last(now) {
+                due.push(fault.message(self.0.program));
+            }
+        }
+        due.into_iter().for_each(|message| self.say(message));
     }
 
     /// Notes an answer: its status, and its message where that is a refusal.
@@ -123,10 +152,10 @@ impl Faults {
             info!("this is over: {message}");
         }
         if code == 401 {
-            self.meet(Fault::Unknown, now);
+            self.meet(Fault::Unknown, None, now);
         }
-        if let Some((asked, message)) = missing {
-            self.meet(Fault::Right(asked.clone(), message), now);
+        if let Some((asked, why)) = missing {
+            self.meet(Fault::Right(asked.clone(), why), object(message), now);
         }
     }
 }
@@ -176,7 +205,7 @@ mod tests {
         assert!(faults.unasked(at(0)).is_empty(), "it was asked for just now");
         let mut count = u32::from(said.try_recv().is_ok());
         for minute in 1..=20 {
-            assert_eq!(faults.unasked(at(minute)), [create.clone()], "{minute}");
+            assert_eq!(faults.unasked(at(minute)), [(create.clone(), None::<String>)], "{minute}");
             faults.reviewed(&create, false, at(minute));
             // Of another right nothing is known.
             faults.reviewed(&asked("delete"), false, at(minute));
@@ -186,6 +215,40 @@ mod tests {
         assert_eq!(count, 3, "at once, and after ten and twenty minutes");
         faults.reviewed(&create, true, at(21));
         assert!(faults.list(at(21)).is_empty() && faults.unasked(at(99)).is_empty());
+    }
+
+    #[test]
+    fn a_right_that_nothing_needs_any_more_is_forgotten() {
+        let (faults, _said) = Faults::new("sluice-operator");
+        let (start, create) = (Instant::now(), asked("create"));
+        let at = |minutes: u32| start + REVIEWED * minutes;
+        let reviewed = |minute: u32| {
+            let due = faults.unasked(at(minute));
+            due.iter().for_each(|(asked, _)| faults.reviewed(asked, false, at(minute)));
+            // The probe looks, too.
+            (due.len(), faults.list(at(minute)).len())
+        };
+        faults.answered(Some(&create), 403, &cannot("create"), at(0));
+        assert!((1..30).all(|minute| reviewed(minute) == (1, 1)));
+        // It is asked for once more.
+        faults.answered(Some(&create), 403, &cannot("create"), at(30));
+        assert!((31..90).all(|minute| reviewed(minute) == (1, 1)));
+        assert_eq!([90, 91, 92].map(reviewed), [(0, 1), (0, 1), (0, 0)]);
+    }
+
+    #[test]
+    fn a_right_for_one_object_is_asked_for_with_its_name() {
+        let (faults, _said) = Faults::new("sluice-operator");
+        let (start, update) = (Instant::now(), asked("update"));
+        let cannot = |name: &str| cannot("update").replacen("pods", &format!("pods \"{name}\""), 1);
+        for name in ["a", "b"] {
+            faults.answered(Some(&update), 403, &cannot(name), start);
+        }
+        assert_eq!(faults.list(start).len(), 1, "it is one right");
+        let later = start + REVIEWED;
+        assert_eq!(faults.unasked(later), [(update.clone(), Some("b".to_owned()))]);
+        faults.reviewed(&update, false, later);
+        assert_eq!(faults.unasked(later + REVIEWED), [(update, Some("b".to_owned()))], "it is kept");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! conditions and probes ([`beat`]).
 //!
 //! A right that no request asks for any more may still be missing, so the API server is asked for
-//! it (`review`).
+//! it (`review`), for an hour.
 //!
 //! # Limits
 //! Where the API server does not answer that, such a fault is forgotten after a while. In a pod,

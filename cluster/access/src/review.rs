@@ -20,20 +20,22 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub async fn review(client: Client, faults: Faults) {
     loop {
         tokio::time::sleep(REVIEWED).await;
-        for asked in faults.unasked(Instant::now()) {
+        for (asked, object) in faults.unasked(Instant::now()) {
             // Without an answer, nothing is known.
-            if let Some(is_given) = is_given(&client, &asked).await {
+            if let Some(is_given) = is_given(&client, &asked, object.as_deref()).await {
                 faults.reviewed(&asked, is_given, Instant::now());
             }
         }
     }
 }
 
-/// Whether the program has a right; none if the API server does not say so.
-async fn is_given(client: &Client, asked: &Asked) -> Option<bool> {
+/// Whether the program has a right, for the object if one is named; none if the API server does not
+/// say so.
+async fn is_given(client: &Client, asked: &Asked, object: Option<&str>) -> Option<bool> {
+    let Asked { verb, group, namespace, .. } = asked;
     let (resource, sub) = asked.resource.split_once('/').unwrap_or((&asked.resource, ""));
     let of = json!({
-        "verb": asked.verb, "group": asked.group, "resource": resource, "subresource": sub, "namespace": asked.namespace,
+        "verb": verb, "group": group, "resource": resource, "subresource": sub, "namespace": namespace, "name": object,
     });
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": of},
@@ -73,7 +75,9 @@ mod tests {
             Box::pin(async move {
                 assert_eq!((request.method().as_str(), request.uri().path()), ("POST", PATH));
                 let asked: Value = serde_json::from_slice(&request.into_body().collect().await?.to_bytes())?;
-                let of = json!({"verb": "create", "group": "", "resource": "pods", "subresource": "eviction", "namespace": "acme"});
+                let of = json!({
+                    "verb": "create", "group": "", "resource": "pods", "subresource": "eviction", "namespace": "acme", "name": "p",
+                });
                 assert_eq!((&asked["kind"], &asked["spec"]["resourceAttributes"]), (&json!("SelfSubjectAccessReview"), &of));
                 Ok(Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()))?)
             })
@@ -90,7 +94,7 @@ mod tests {
             (403, json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": "no"}), None),
         ] {
             let client = Client::new(Server(code, answer), "default");
-            assert_eq!(is_given(&client, &asked).await, wanted, "{code}");
+            assert_eq!(is_given(&client, &asked, Some("p")).await, wanted, "{code}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the operator may not do, where it is looked for: the status of SLOs, events of its lease,
 //! and its probe.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -25,16 +25,38 @@ pub fn deny_plan(world: &mut World, name: &str, error: &Error) {
 }
 
 /// Notes whether the API server refuses what was decided about a pod. `wanted` has the SLOs of pods
-/// that are to be made. Returns the pod's SLO if that is news of it.
-pub fn note_pod(world: &mut World, wanted: &BTreeMap<Key, Key>, job: &Job, done: &Outcome) -> Option<Key> {
-    let Job::Pod(key) = job else { return None };
-    let Err(error) = done else { return world.denied_pods.remove(key).map(|(slo, _)| slo) };
-    // Other failures pass, and say nothing of that.
-    let why = denied(error, MANAGER)?;
-    let of = world.pods.get(key).map(|pod| Key::new(&key.namespace, &pod.slo));
-    let slo = of.or_else(|| wanted.get(key).cloned())?;
-    let denied = (slo.clone(), why);
-    (world.denied_pods.insert(key.clone(), denied.clone()) != Some(denied)).then_some(slo)
+/// that are to be made. Returns the SLOs that this is news of: a pod may have come to another one.
+pub fn note_pod(world: &mut World, wanted: &BTreeMap<Key, Key>, job: &Job, done: &Outcome) -> BTreeSet<Key> {
+    let Job::Pod(key) = job else { return BTreeSet::new() };
+    let (before, now) = match done {
+        Ok(_) => (world.denied_pods.remove(key), None),
+        Err(error) => {
+            let of = world.pods.get(key).map(|pod| Key::new(&key.namespace, &pod.slo));
+            let slo = of.or_else(|| wanted.get(key).cloned());
+            // Other failures pass, and say nothing of that.
+            let Some(now) = slo.zip(denied(error, MANAGER)) else { return BTreeSet::new() };
+            (world.denied_pods.insert(key.clone(), now.clone()), Some(now))
+        }
+    };
+    if before == now {
+        return BTreeSet::new();
+    }
+    [before, now].into_iter().flatten().map(|(slo, _)| slo).collect()
+}
+
+/// Forgets what was refused of pods that have come to another SLO, or are gone and not to be made.
+/// Returns the SLOs that it was of.
+pub fn forget_pods(world: &mut World, is_wanted: impl Fn(&Key) -> bool) -> BTreeSet<Key> {
+    let World { denied_pods, pods, .. } = world;
+    let mut over = BTreeSet::new();
+    denied_pods.retain(|key, (slo, _)| {
+        let lasts = pods.get(key).map_or_else(|| is_wanted(key), |pod| pod.slo == slo.name);
+        if !lasts {
+            over.insert(slo.clone());
+        }
+        lasts
+    });
+    over
 }
 
 /// Has each fault be an event.
@@ -73,8 +95,14 @@ mod tests {
     use std::time::Duration;
 
     use kube::core::Status;
+    use sluice_cluster_plan::Pod;
 
     use super::*;
+
+    fn refused() -> Outcome {
+        let status = Status { code: 403, message: "exceeded quota".into(), ..Status::default() };
+        Err(Error::Api(status.boxed()))
+    }
 
     #[test]
     fn the_probe_sees_a_loop_that_is_stuck() {
@@ -101,16 +129,33 @@ mod tests {
         let pod = Key::new("t", "web-nat-0-x");
         let wanted = BTreeMap::from([(pod.clone(), slo.clone())]);
         let job = Job::Pod(pod.clone());
-        let refused = || -> Outcome {
-            let status = Status { code: 403, message: "exceeded quota".into(), ..Status::default() };
-            Err(Error::Api(status.boxed()))
-        };
-        assert_eq!(note_pod(&mut world, &wanted, &job, &refused()), Some(slo.clone()));
+        let (of_it, of_none) = (BTreeSet::from([slo.clone()]), BTreeSet::<Key>::new());
+        assert_eq!(note_pod(&mut world, &wanted, &job, &refused()), of_it);
         assert_eq!(world.denied_pods[&pod].0, slo);
-        assert_eq!(note_pod(&mut world, &wanted, &job, &refused()), None, "it is said already");
-        assert_eq!(note_pod(&mut world, &wanted, &job, &Ok(None)), Some(slo));
-        assert_eq!(note_pod(&mut world, &wanted, &job, &Ok(None)), None);
+        assert_eq!(note_pod(&mut world, &wanted, &job, &refused()), of_none, "it is said already");
+        assert_eq!(note_pod(&mut world, &wanted, &job, &Ok(None)), of_it);
+        assert_eq!(note_pod(&mut world, &wanted, &job, &Ok(None)), of_none);
         // Of a pod that nothing wants any more, there is nothing to say.
-        assert_eq!(note_pod(&mut world, &BTreeMap::new(), &job, &refused()), None);
+        assert_eq!(note_pod(&mut world, &BTreeMap::new(), &job, &refused()), of_none);
+    }
+
+    #[test]
+    fn a_pod_that_comes_to_another_slo_leaves_nothing_behind() {
+        let (mut world, key, other) = (World::default(), Key::new("t", "p"), Key::new("t", "late"));
+        let (slo, job) = (Key::new("t", "web"), Job::Pod(key.clone()));
+        let refuse = |world: &mut World| note_pod(world, &BTreeMap::new(), &job, &refused());
+        world.pods.insert(key.clone(), Pod { slo: "web".into(), ..Pod::default() });
+        assert_eq!(refuse(&mut world), BTreeSet::from([slo.clone()]));
+        let never = |_: &Key| false;
+        assert!(forget_pods(&mut world, never).is_empty() && world.denied_pods.contains_key(&key), "it is there");
+        world.pods.get_mut(&key).unwrap().slo = "late".into();
+        let mut looked = world.clone();
+        assert_eq!(forget_pods(&mut looked, never), BTreeSet::from([slo.clone()]));
+        assert!(looked.denied_pods.is_empty());
+        // It is refused again before that was looked at.
+        assert_eq!(refuse(&mut world), BTreeSet::from([slo, other.clone()]));
+        world.pods.clear();
+        assert!(forget_pods(&mut world, |_| true).is_empty(), "it is to be made");
+        assert_eq!(forget_pods(&mut world, never), BTreeSet::from([other]));
     }
 }

@@ -15,7 +15,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use sluice_cluster_plan::{Key, Node, Pod, World};
-use sluice_cluster_types::{Has, NetworkFunction, NfProfile, NodePlan, ServerClass, ServiceChain, Slo, labels};
+use sluice_cluster_types::{Has, NetworkFunction, NfProfile, NodePlan, ServerClass, ServiceChain, Slo, Use, labels};
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::warn;
 
@@ -355,9 +355,9 @@ pub fn put_plan(world: &mut World, plan: NodePlan) -> bool {
     is_news
 }
 
-/// How an SLO is kept, without numbers: its name, its state, whether packets come, and what it asks
-/// for.
-type Said<'a> = (&'a str, &'a str, bool, Option<u32>);
+/// How an SLO is kept, without numbers: its name, its state, whether packets come, whether they
+/// pass, and what it asks for.
+type Said<'a> = (&'a str, &'a str, [bool; 2], Option<u32>);
 
 /// What a node says: its revisions, whether it profiles, why it refuses, what it has, and how its
 /// SLOs are kept.
@@ -366,7 +366,8 @@ type Report<'a> = ([i64; 2], bool, Option<&'a str>, Option<&'a Has>, Vec<Said<'a
 /// What a node says, without the numbers, which change all the time and decide nothing.
 fn said(plan: &NodePlan) -> Option<Report<'_>> {
     let status = plan.status.as_ref()?;
-    let uses = status.uses.iter().map(|one| (one.slo.as_str(), one.state.as_str(), one.offered_pps > 0.0, one.asks_for));
+    let flows = |one: &Use| [one.offered_pps > 0.0, one.delivered_pps > 0.0];
+    let uses = status.uses.iter().map(|one| (one.slo.as_str(), one.state.as_str(), flows(one), one.asks_for));
     let revisions = [status.observed_revision, status.applied_revision];
     Some((revisions, status.profiling, status.refused.as_deref(), status.has.as_ref(), uses.collect()))
 }
@@ -422,18 +423,21 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_profiles_no_more_is_news() {
-        let plan = |is_profiling: bool| -> NodePlan {
+    fn what_a_node_says_is_news_and_how_much_of_it_is_not() {
+        let plan = |is_profiling: bool, delivered: f64| -> NodePlan {
+            let uses = json!([{"slo": "t_web", "state": "kept", "offeredPps": 9.0, "deliveredPps": delivered}]);
             let shape = sluice_slo::placement::PlacedServer::empty("a", &sluice_slo::examples::shape());
             serde_json::from_value(json!({
                 "metadata": {"name": "a", "uid": "1"}, "spec": {"term": 1, "revision": 1, "server": shape},
-                "status": {"observedRevision": 1, "appliedRevision": 1, "profiling": is_profiling},
+                "status": {"observedRevision": 1, "appliedRevision": 1, "profiling": is_profiling, "uses": uses},
             }))
             .unwrap()
         };
         let mut world = World::default();
-        assert!(put_plan(&mut world, plan(true)) && !put_plan(&mut world, plan(true)));
-        assert!(put_plan(&mut world, plan(false)), "it can have instances again");
+        assert!(put_plan(&mut world, plan(true, 0.0)) && !put_plan(&mut world, plan(true, 0.0)));
+        assert!(put_plan(&mut world, plan(false, 0.0)), "it can have instances again");
+        assert!(put_plan(&mut world, plan(false, 1.0)), "packets pass");
+        assert!(!put_plan(&mut world, plan(false, 9.0)));
     }
 
     #[test]

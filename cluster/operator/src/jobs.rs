@@ -7,6 +7,7 @@ use futures::future::BoxFuture;
 use kube::Error;
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
+use sluice_cluster_plan::status::Touched;
 use sluice_cluster_plan::{Key, Pod};
 use tokio::task::JoinSet;
 
@@ -99,6 +100,13 @@ impl Jobs {
         self.busy.iter()
     }
 
+    /// The SLOs and NFs of which a request is under way.
+    pub fn touched(&self) -> Touched {
+        let slos = self.busy.iter().filter_map(|job| if let Job::Slo(key) = job { Some(key.clone()) } else { None });
+        let functions = self.busy.iter().filter_map(|job| if let Job::Function(key) = job { Some(key.clone()) } else { None });
+        Touched { slos: slos.collect(), functions: functions.collect() }
+    }
+
     /// What is to be done with pods from now on, and whether some were left out. What is under way,
     /// or has failed just now, comes later.
     pub fn plan_pods(&mut self, todo: BTreeMap<Job, Work>, are_left: bool) {
@@ -107,9 +115,11 @@ impl Jobs {
         self.add(todo);
     }
 
-    /// The same of everything else.
+    /// The same of everything else. What is under way may bring what is wrong by now, also of what
+    /// is as it should be: of SLOs and NFs, [`Jobs::touched`] says so.
     pub fn plan_rest(&mut self, todo: BTreeMap<Job, Work>) {
-        self.rest_left = self.has_busy(&todo);
+        let is_other = |job: &Job| matches!(job, Job::Chain(_) | Job::Profile(_) | Job::Class(_));
+        self.rest_left = self.has_busy(&todo) || self.busy.iter().any(is_other);
         self.todo.retain(|job, _| job.is_pod());
         self.add(todo);
     }
@@ -237,6 +247,28 @@ mod tests {
         let (job, done) = jobs.next().await.unwrap();
         jobs.end(&job, done.err().map(|error| Failure::of(&error)));
         assert!(!jobs.rest_left && !jobs.is_rest_due(), "nothing was left out");
+    }
+
+    #[tokio::test]
+    async fn what_is_under_way_is_looked_at_again_also_where_nothing_is_to_be_written() {
+        let mut jobs = Jobs::new(8);
+        let (nf, chain) = (Key::new("t", "nat"), Job::Chain(Key::new("t", "c")));
+        jobs.plan_rest([(slo("s"), failing()), (Job::Function(nf.clone()), failing())].into());
+        jobs.start();
+        jobs.plan_rest(BTreeMap::new());
+        let touched = Touched { slos: [Key::new("t", "s")].into(), functions: [nf].into() };
+        assert_eq!((jobs.touched(), jobs.rest_left), (touched, false));
+        jobs.plan_rest([(chain, failing())].into());
+        jobs.start();
+        assert!(!jobs.rest_left, "nothing of it was under way");
+        jobs.plan_rest(BTreeMap::new());
+        assert!(jobs.rest_left && !jobs.is_rest_due());
+        while let Some((job, _)) = jobs.next().await {
+            jobs.end(&job, None);
+        }
+        assert!(jobs.touched().is_empty() && jobs.is_rest_due());
+        jobs.plan_rest(BTreeMap::new());
+        assert!(!jobs.is_rest_due(), "it is looked at once");
     }
 
     #[tokio::test]

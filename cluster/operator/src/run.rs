@@ -121,22 +121,8 @@ pub async fn run(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(file) = args.beat.clone() {
         tokio::spawn(access::beat(file, pulse.clone(), faults));
     }
-    let operator = Operator {
-        writer: Writer { client, limit: args.request_time(), most: args.requests as usize, herald, held, pulse },
-        namespace: args.namespace.clone(),
-        world: World::default(),
-        lists,
-        memo: Memo::default(),
-        term: None,
-        began: Instant::now(),
-        jobs: Jobs::new(args.requests as usize),
-        unsure: BTreeMap::new(),
-        unsure_pods: BTreeSet::new(),
-        refusals: BTreeMap::new(),
-        touched: Touched::default(),
-        seen: Seen::default(),
-        highest,
-    };
+    let writer = Writer { client, limit: args.request_time(), most: args.requests as usize, herald, held, pulse };
+    let operator = Operator::new(writer, &args.namespace, lists, highest);
     info!("{me} watches; it acts while it has the lease {}/{}", args.namespace, args.lease);
     tokio::select! {
         _ = ends.recv() => {}
@@ -155,6 +141,25 @@ fn uuid() -> String {
 }
 
 impl Operator {
+    fn new(writer: Writer, namespace: &str, lists: Lists, highest: Arc<AtomicI64>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            world: World::default(),
+            lists,
+            memo: Memo::default(),
+            term: None,
+            began: Instant::now(),
+            jobs: Jobs::new(writer.most),
+            writer,
+            unsure: BTreeMap::new(),
+            unsure_pods: BTreeSet::new(),
+            refusals: BTreeMap::new(),
+            touched: Touched::default(),
+            seen: Seen::default(),
+            highest,
+        }
+    }
+
     async fn go(mut self, mut changes: UnboundedReceiver<Change>, mut optimiser: Optimiser) {
         self.highest.store(-1, Ordering::Relaxed);
         let mut again = false;
@@ -527,9 +532,10 @@ impl Operator {
         self.say();
     }
 
-    /// As [`Operator::follow`], of the statuses of all objects alone.
+    /// As [`Operator::follow`], of the statuses of all objects alone. Those of which a request is
+    /// under way are looked at again when it has ended: it may bring what is wrong by now.
     fn say(&mut self) {
-        self.touched = Touched::default();
+        self.touched = self.jobs.touched();
         let all = statuses(&self.world, &self.memo, &self.seen.turnovers, &Time(Timestamp::now()));
         let todo = self.writer.statuses(&self.world, all);
         let (refusals, new) = news::refusals(&self.refusals, self.world.plans.values());
@@ -563,14 +569,8 @@ impl Operator {
     /// As [`Operator::follow`], of pods alone.
     fn follow_pods(&mut self) {
         let (todo, are_left) = self.decided();
-        let Self { world: World { denied_pods, pods, .. }, touched, .. } = self;
-        denied_pods.retain(|key, (slo, _)| {
-            let is_wanted = pods.contains_key(key) || todo.contains_key(&Job::Pod(key.clone()));
-            if !is_wanted {
-                touched.slos.insert(slo.clone());
-            }
-            is_wanted
-        });
+        let over = access::forget_pods(&mut self.world, |key| todo.contains_key(&Job::Pod(key.clone())));
+        self.touched.slos.extend(over);
         self.jobs.plan_pods(todo, are_left);
         self.start();
     }
@@ -665,9 +665,29 @@ impl Operator {
 
 #[cfg(test)]
 mod tests {
+    use kube::{Client, Config};
     use sluice_cluster_plan::Made;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_status_that_is_under_way_is_looked_at_again_though_all_were() {
+        // Nothing answers there.
+        let client = Client::try_from(Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let (limit, pulse, (_say, held)) = (Duration::from_secs(1), Pulse::new(Instant::now()), watch::channel(None));
+        let herald = Herald::start(client.clone(), "me", limit);
+        let writer = Writer { client, limit, most: 8, herald, held, pulse };
+        let mut operator = Operator::new(writer, "s", Lists::default(), Arc::default());
+        let web = Key::new("t", "web");
+        operator.jobs.plan_rest([(Job::Slo(web.clone()), Box::pin(std::future::pending::<Outcome>()) as Work)].into());
+        operator.jobs.start();
+        // By what is known before it has ended, there is nothing to write.
+        operator.say();
+        assert_eq!(operator.touched.slos, BTreeSet::from([web.clone()]));
+        assert_eq!(operator.finish(Job::Slo(web), Ok(None)), Due::Touched);
+        operator.say();
+        assert!(operator.touched.is_empty(), "once");
+    }
 
     #[test]
     fn for_a_pod_not_all_objects_are_looked_at() {

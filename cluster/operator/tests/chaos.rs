@@ -111,6 +111,8 @@ async fn chaos(plane: &Plane, kills: u64, seed: u64, gap: &str) {
     if site.moves() {
         fewer(&site, last, seed).await;
         same(&client).await;
+    } else {
+        kill_all(last);
     }
     let (plans, pods) = (plans.end().await, pods.end().await);
     println!("looked at {plans} versions of plans and {pods} of pods");
@@ -161,6 +163,7 @@ async fn kill(site: &Site<'_>, kills: u64, seed: u64) -> u64 {
         let i = random.below(2) as usize;
         tokio::time::sleep(Duration::from_millis(300 + random.below(4000))).await;
         let pause = Duration::from_millis(random.below(5000));
+        let mut both = false;
         match random.below(5) {
             0 => {
                 proxies[i].cut(true);
@@ -174,31 +177,35 @@ async fn kill(site: &Site<'_>, kills: u64, seed: u64) -> u64 {
                 tokio::time::sleep(pause / 4).await;
             }
             2 => {
-                caught += u64::from(is_made(site.client).await);
-                operators[1 - i] = site.start(1 - i);
+                both = true;
+                let until = Instant::now() + Duration::from_secs(2);
+                while Instant::now() < until && !is_made(site.client).await {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
             _ => {}
         }
-        let ended = operators[i].child.try_wait().unwrap();
-        assert!(ended.is_none(), "an operator has ended by itself ({ended:?}):\n{}", operators[i].last_words());
-        // The process that is replaced is killed.
+        operators[i].kill();
+        if both {
+            operators[1 - i].kill();
+            caught += u64::from(is_made(site.client).await);
+            operators[1 - i] = site.start(1 - i);
+        }
         operators[i] = site.start(i);
     }
+    kill_all(operators);
     caught
 }
 
-/// Waits a while for a pod that was made and is not bound. Returns whether there is one.
+fn kill_all(operators: Vec<Process>) {
+    operators.into_iter().for_each(|mut one| one.kill());
+}
+
+/// Whether a pod was made and is not bound.
 async fn is_made(client: &Client) -> bool {
     let pods: Api<KubePod> = Api::namespaced(client.clone(), NAMESPACE);
-    let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until {
-        let all = pods.list(&ListParams::default().labels(labels::TEMPLATE)).await.unwrap().items;
-        if all.iter().any(|pod| converted(pod).is_gated) {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    false
+    let all = pods.list(&ListParams::default().labels(labels::TEMPLATE)).await.unwrap().items;
+    all.iter().any(|pod| converted(pod).is_gated)
 }
 
 /// Changes SLOs, nodes, NFs and pods until that ends. Returns how many changes were made.
@@ -428,7 +435,7 @@ async fn between(site: &Site<'_>, running: Vec<Process>) -> Vec<Process> {
     let (slos, pods): (Api<Slo>, Api<KubePod>) =
         (Api::namespaced(client.clone(), NAMESPACE), Api::namespaced(client.clone(), NAMESPACE));
     // Where one node after the other is cordoned, what is there goes to the next.
-    drop(running);
+    kill_all(running);
     cordon(client, true).await;
     let running: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
     // There is no other node for it, so it stays, and says so.
@@ -445,7 +452,7 @@ async fn between(site: &Site<'_>, running: Vec<Process>) -> Vec<Process> {
     })
     .await;
     assert!(converted(&made).is_gated, "{made:?}");
-    drop(running);
+    kill_all(running);
     slos.delete(BOXED[1], &DeleteParams::default()).await.unwrap();
     cordon(client, false).await;
     let waits = pods.get(&name).await.unwrap();
@@ -560,15 +567,16 @@ async fn fewer(site: &Site<'_>, running: Vec<Process>, seed: u64) {
     for name in names {
         promise(client, NAMESPACE, name, 2e6).await;
     }
-    drop(running);
+    kill_all(running);
     let log = |i: usize| std::fs::read_to_string(site.plane.folder.path().join(format!("op{i}.log"))).unwrap_or_default();
     // An operator that is started again goes on with its log.
     let before = [0, 1].map(|i| log(i).len());
     site.set_bad(true);
     let mut random = Random::new(seed ^ 0xfeed);
     for _ in 0..3 {
-        let _some: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
+        let some: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
         tokio::time::sleep(Duration::from_millis(5000 + random.below(4000))).await;
+        kill_all(some);
     }
     site.set_good().await;
     let last: Vec<Process> = (0..2).map(|i| site.start(i)).collect();
@@ -576,6 +584,7 @@ async fn fewer(site: &Site<'_>, running: Vec<Process>, seed: u64) {
     quiet(client, &last).await;
     let moved = |i: usize| log(i)[before[i]..].contains(", so that ");
     assert!(moved(0) || moved(1), "the one that is left is where they moved to");
+    kill_all(last);
     println!("ok: SLOs move to fewer nodes while operators are killed");
 }
 

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sluice_api::config::OnFailure;
 use sluice_cluster_types::condition::{ACCEPTED, ADMITTED, KEPT, READY, ROLLED_OUT, State, are, written};
 use sluice_cluster_types::{
-    NetworkFunction, NetworkFunctionStatus, NfProfileStatus, NodePlan, PlannedFunction, ServerClassStatus, ServiceChain,
-    ServiceChainStatus, Slo, SloStatus, Use, labels, name,
+    NetworkFunction, NetworkFunctionStatus, NfProfileStatus, NodePlan, PlannedChain, PlannedFunction, ServerClassStatus,
+    ServiceChain, ServiceChainStatus, Slo, SloStatus, Use, labels, name,
 };
 
 use crate::health::{is_settled, is_silent, refusal, see_agents};
@@ -23,7 +24,7 @@ const AGENT_SILENT: &str = "AgentSilent";
 const PODS_DENIED: &str = "PodsDenied";
 /// The reason of a condition: it has a place, and the API server does not take the plan of a node.
 const PLANS_DENIED: &str = "PlansDenied";
-/// The same: it is on demand, and none of the pods of an NF runs.
+/// The same: it is on demand, none of the pods of an NF is ready, and no packets pass.
 const NOT_ATTACHED: &str = "NotAttached";
 
 /// The statuses that are not as they should be.
@@ -267,16 +268,22 @@ impl On<'_> {
         self.plans.iter().any(|plan| self.measures(plan, word))
     }
 
+    /// Whether all NFs of its chain run on the node of a plan, because packets pass: without one,
+    /// the chain takes none, unless it is to leave that one out.
+    fn passes(&self, plan: &NodePlan, chain: &PlannedChain) -> bool {
+        chain.chain.on_failure != OnFailure::Bypass && self.uses(plan).is_some_and(|one| one.delivered_pps > 0.0)
+    }
+
     /// Which NF has no pod that is ready, on a node for which the latency is kept: without packets
-    /// none is late.
+    /// none is late. Where they pass, its pod may be unready for another reason.
     fn detached(&self) -> Option<String> {
         let Key { namespace, name } = self.key;
         let lacks = |plan: &&NodePlan| {
-            let (node, plan) = (plan.spec.server.name.as_str(), &plan.spec);
-            let chain = plan.chains.iter().find(|one| one.name == self.slo)?;
+            let (node, spec) = (plan.spec.server.name.as_str(), &plan.spec);
+            let chain = spec.chains.iter().find(|one| one.name == self.slo).filter(|chain| !self.passes(plan, chain))?;
             let is_own = |one: &&PlannedFunction| one.spec.exec.is_none() && chain.chain.services.contains(&one.name);
             let has_pod = |of: &str| self.pods.contains(&[namespace.as_str(), name.as_str(), of, node]);
-            let function = &plan.functions.iter().filter(is_own).find(|one| !has_pod(&one.function))?.function;
+            let function = &spec.functions.iter().filter(is_own).find(|one| !has_pod(&one.function))?.function;
             let of = format!("{}={name},{}={function}", labels::SLO, labels::FUNCTION);
             let ask = format!("kubectl describe pods -n {namespace} -l {of} says why");
             Some(format!("no pod of the NF \"{function}\" is ready on node {node}: {ask}"))

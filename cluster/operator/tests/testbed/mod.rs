@@ -42,6 +42,14 @@ impl Process {
         assert!(done.success());
     }
 
+    /// Kills it. It must not have ended by itself before.
+    pub fn kill(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "a program has ended by itself ({ended:?}):\n{}", self.last_words());
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// The last lines that it wrote.
     pub fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! SLOs on demand: instances that are asked for, and those that are no longer needed.
 
+use sluice_api::config::OnFailure;
 use sluice_cluster_types::{Footprint, OnDemand};
 
 use super::*;
@@ -85,6 +86,17 @@ fn one_without_a_pod_that_runs_says_so() {
         cluster.world.pods.insert(key.clone(), other);
         lacks(&cluster);
     }
+    // Packets pass: it runs, whatever else its pod has that is not ready.
+    let status = cluster.world.plans.get_mut("n000").unwrap().status.as_mut().unwrap();
+    status.uses.iter_mut().for_each(|one| one.delivered_pps = 1.0);
+    assert_eq!(said(&cluster), kept());
+    let on_failure = |cluster: &mut Cluster, what: OnFailure| {
+        cluster.world.plans.get_mut("n000").unwrap().spec.chains.iter_mut().for_each(|one| one.chain.on_failure = what);
+    };
+    on_failure(&mut cluster, OnFailure::Bypass);
+    // They may pass without it.
+    lacks(&cluster);
+    on_failure(&mut cluster, OnFailure::default());
     // Before its NF has attached once, nothing is measured.
     let status = cluster.world.plans.get_mut("n000").unwrap().status.as_mut().unwrap();
     status.uses.iter_mut().for_each(|one| one.state = "new".into());
