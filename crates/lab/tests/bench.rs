@@ -77,12 +77,14 @@ fn every_experiment_runs_for_a_moment() {
     let firsts = names.iter().map(|name| (name.as_str(), None));
     let runs: Vec<(&str, Option<&'static str>)> = firsts.chain(OTHER_KINDS.map(|(name, part)| (name, Some(part)))).collect();
     let folder = tempfile::tempdir().unwrap();
+    let costs = folder.path().join("host.costs");
     // Those that measure nothing here, and why.
     let idle = Mutex::new(Vec::new());
     let run = |(name, part): (&str, Option<&str>)| {
         let file = folder.path().join(format!("{name}-{}.json", part.unwrap_or("first").replace('/', "-")));
         let mut words = vec![name, "--seconds", "0.1", "--repeats", "1", "--first", "1", "--json", file.to_str().unwrap()];
         words.extend(part.into_iter().flat_map(|part| ["--only", part]));
+        words.extend(["--host-costs", costs.to_str().unwrap()]);
         let ended = lab(&words);
         if !ended.status.success() {
             return Err(format!("{name} {}: {}", part.unwrap_or_default(), text(&ended.stderr)));

@@ -23,8 +23,8 @@
 //! - search: the greatest rate without loss (NDR) and with a loss of at most [`PDR_LOSS`] (PDR), in
 //!   steps of a fiftieth of capacity, as counted by all drops of a trial. A trial lasts a second or
 //!   longer, after a warm-up, so that a short pause of the host is a small part of it. Its rate is
-//!   what the generator sent, from the packet thread. Where that is less than 99 % of what was asked
-//!   (`late_trials_count`), the trial is no verdict ([`search`](crate::bench::search)):
+//!   what the generator sent, from the packet thread. Where that is less than 99 % of what was
+//!   asked (`late_trials_count`), the trial is no verdict ([`search`](crate::bench::search)):
 //!   `generator_limits_count` says of how many of NDR and PDR the generator is the limit;
 //! - flow tables: the rate of one inline bridge by entries of the flow table ([`TABLES`]). Each
 //!   packet is of another flow than the one before it. A generator has at most four million flows,

@@ -6,9 +6,9 @@
 //! of the trials may be disturbed by other programs of the host. Trials are kept, so that a search
 //! with another threshold repeats none.
 //!
-//! The rate of a trial is what its generator sent. One that sent less than [`SENT`] of the load gives
-//! no verdict on what carries the packets: the search goes on below, and says that the generator is
-//! the limit if no other trial of the first load beyond has a verdict.
+//! The rate of a trial is what its generator sent. One that sent less than [`SENT`] of the load
+//! gives no verdict on what carries the packets: the search goes on below, and says that the
+//! generator is the limit if no trial of the first load beyond has a verdict.
 //!
 //! # Source
 //! MLRsearch of the IETF's benchmarking group, where NDR is the search without loss and PDR the one

@@ -6,12 +6,17 @@ use sluice_cli::lab::bench::BenchArgs;
 
 use super::folder::Folder;
 use super::page::{self, Words};
-use crate::bench::figures::Known;
+use crate::bench::figures::{Check, Known};
 use crate::bench::planner::placement::MEDIAN;
+use crate::bench::report::Variant;
 use crate::in_the_tree;
 
 /// How the report in the tree is made again.
 const AGAIN: &str = "sluice bench all --quick --report docs/measured --only";
+
+/// Experiments of which some variants are repeated, and a check reads another one, too: that takes
+/// long, or its values are medians already.
+const ONCE: [&str; 6] = ["storage", "overhead", "pool-scale", "flow-setup", "mixed", "workflow"];
 
 /// The folder of the report.
 fn folder() -> Folder {
@@ -50,6 +55,30 @@ fn every_claim_has_a_run_behind_it() {
         }
     }
     assert!(measured > 60, "only {measured} checks are measured");
+}
+
+#[test]
+fn what_is_repeated_is_what_checks_read() {
+    let (known, folder) = (Known::read().unwrap(), folder());
+    let mut once = Vec::new();
+    for run in &known.runs {
+        let Some(quick) = run.quick.as_ref().filter(|quick| !quick.again.is_empty()) else { continue };
+        let figures = known.figures.iter().filter(|figure| figure.experiment.as_ref() == Some(&run.experiment));
+        let checks: Vec<&Check> = figures.flat_map(|figure| &figure.checks).collect();
+        if checks.is_empty() {
+            continue;
+        }
+        let again = quick.again.iter().map(|again| again.parse().unwrap()).collect();
+        let args = BenchArgs { again, ..BenchArgs::default() };
+        let report = folder.result(&run.experiment).unwrap_or_else(|| panic!("there is no result: {AGAIN} {}", run.experiment));
+        let read = report.variants.iter().filter(|variant| checks.iter().any(|check| check.reads(variant)));
+        let (repeated, others): (Vec<&Variant>, Vec<&Variant>) = read.partition(|one| args.runs_again(&one.name, &one.params));
+        assert!(!repeated.is_empty(), "{}: no check reads what is repeated", run.experiment);
+        if !others.is_empty() {
+            once.push(run.experiment.as_str());
+        }
+    }
+    assert_eq!(once, ONCE);
 }
 
 #[test]

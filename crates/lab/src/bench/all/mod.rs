@@ -5,8 +5,8 @@
 //! no other. Its result, its plot and what it printed are files in the folder of the report. A
 //! result that is there with the same settings from the same host and programs counts, so an
 //! interrupted run goes on where it was. What the simulator needs of the host is measured by the
-//! first experiment that needs it, and passed on in a file beside the results until the end. At the
-//! end, and after an interruption too, the report is written from what there is ([`page`]): one page
+//! first experiment that needs it, and passed on in a file beside the results until the end. Then,
+//! and after an interruption too, the report is written from what there is ([`page`]): one page
 //! with all plots in it, and the same as Markdown.
 //!
 //! # Limits

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use super::folder::{self, Folder};
 use crate::bench::compare::short;
-use crate::bench::figures::{Check, Checked, ClaimVerdict, Figure, Known, Paper, PlannedRun};
+use crate::bench::figures::{Check, Checked, ClaimVerdict, Figure, Known, MODELLED, Paper, PlannedRun};
 use crate::bench::lab::left_out_lines;
 use crate::bench::report::{Report, Summary, Variant, median};
 use sluice_cli::svg::escaped;
@@ -27,6 +27,9 @@ details { margin: .4rem 0; } code { font-size: .9em; } .small { color: var(--non
 
 /// Why claims have no page.
 const PAGES: &str = "Claims are named by figure and section, and not by page: no text of the papers was at hand.";
+
+/// What a verdict says about a model.
+const MODEL: &str = "Modelled: computed by a model, and the same on any host; it says nothing of this one.";
 
 /// What the report says besides results.
 #[derive(Clone, Copy)]
@@ -65,12 +68,14 @@ impl<'a> Compared<'a> {
     /// Its verdict in words, which say so where only a part holds that was measured.
     fn word(&self) -> String {
         let word = self.verdict().map_or("drawn only".into(), |verdict| verdict.to_string());
-        match self.verdict() {
-            Some(ClaimVerdict::Holds | ClaimVerdict::InShape) if Figure::coverage(&self.checked).is_some() => {
-                format!("{word} in part")
-            }
-            _ => word,
-        }
+        let part = match self.verdict() {
+            Some(ClaimVerdict::Holds | ClaimVerdict::InShape) if Figure::coverage(&self.checked).is_some() => " in part",
+            _ => "",
+        };
+        let measured = self.checked.iter().filter(|one| one.verdict != ClaimVerdict::Unknown);
+        let is_of_model = self.verdict() != Some(ClaimVerdict::Unknown) && !self.checked.is_empty();
+        let model = if is_of_model && measured.clone().all(|one| one.is_modelled) { MODELLED } else { "" };
+        format!("{word}{part}{model}")
     }
 
     /// The same, with how much of it was measured.
@@ -241,6 +246,7 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
          beyond the bound. \
          <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
          <b class=\"holds\">in part</b>: as far as it was measured. \
+         {MODEL} \
          Bounds are ours, values of the paper are where it gives them. {PAGES} \
          Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n"
     );
@@ -315,9 +321,10 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
             let _ = writeln!(
                 out,
                 "<tr><td>{}</td><td class=\"n\">{ours}</td><td class=\"n\">{paper}</td><td class=\"n\">{bound}</td>\
-                 <td class=\"{}\">{verdict}</td></tr>",
+                 <td class=\"{}\">{}</td></tr>",
                 escaped(what),
-                class(Some(*verdict))
+                class(Some(*verdict)),
+                check.word()
             );
             if let Some(why) = reason(check) {
                 let _ = writeln!(out, "<tr><td class=\"small\" colspan=\"5\">Why: {}</td></tr>", escaped(why));
@@ -363,7 +370,7 @@ fn command(name: &str, report: &Report, folder: &Folder) -> String {
 
 fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
     let mut out = format!(
-        "# Sluice beside the papers\n\n{}\n\n{PAGES}\n\n| paper | figures |\n|---|---|\n",
+        "# Sluice beside the papers\n\n{}\n\n{PAGES}\n\n{MODEL}\n\n| paper | figures |\n|---|---|\n",
         setting(known, folder, words.is_quick)
     );
     for (paper, verdicts) in counts(compared) {
@@ -401,8 +408,8 @@ fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
     if !one.checked.is_empty() {
         out.push_str("\n| what | ours | paper | bound | |\n|---|---|---|---|---|\n");
         for check in &one.checked {
-            let Checked { what, ours, paper, bound, limit, verdict, .. } = check;
-            let spread = |ours| spread(ours, *limit);
+            let Checked { what, ours, paper, bound, limit, .. } = check;
+            let (spread, verdict) = (|ours| spread(ours, *limit), check.word());
             let ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
             let why = reason(check).map_or(String::new(), |why| format!(": {why}"));
             let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict}{why} |", paper.map_or(String::new(), number));

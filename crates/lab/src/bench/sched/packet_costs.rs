@@ -1,6 +1,6 @@
 //! What the simulator needs of this host, measured by itself: wakes and switches
-//! ([`host_costs`](super::host_costs)), and what a packet takes outside of handlers, of an NF's core
-//! and of the manager's.
+//! ([`host_costs`](super::host_costs)), and what a packet takes outside of handlers, of an NF's
+//! core and of the manager's.
 //!
 //! # Approach
 //! - *hop*: one NF that always has packets, at two costs. Its CPU time for a packet is the cost and
@@ -13,9 +13,9 @@
 //!   the round itself (`round_ns`) is what is left of it.
 //!
 //! Each is the median of [`TIMES`] runs, which alternate. A cost is left out, and the result says
-//! so, if a run fails, if another core than the one that is measured limits the runs ([`Limit`]), or
-//! if noise makes the cost negative. `sluice bench all` measures once, and gives each experiment
-//! the file (`--host-costs`).
+//! so, if a run fails, if another core than the measured one limits the runs ([`Limit`]), or if
+//! noise makes the cost negative. `sluice bench all` measures once, and gives each experiment the
+//! file (`--host-costs`).
 //!
 //! # Limits
 //! Caches are warm with one NF. What a hop costs in a chain of many is not in these.
