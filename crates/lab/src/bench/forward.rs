@@ -416,10 +416,7 @@ impl Bench<'_> {
                 let label = variant.label(&["nfs", "load_percent"]);
                 eprintln!("{} of {}: {label}", repeat + 1, self.args.repeats);
                 self.host_speed.sample();
-                let missed = match self.one(run, variant) {
-                    Ok(()) => continue,
-                    Err(missed) => missed,
-                };
+                let Err(missed) = self.one(run, variant) else { continue };
                 self.programs.go_on()?;
                 let why = match missed {
                     Miss::LeaveOut(why) => why,

@@ -10,11 +10,12 @@
 //! the memory mapped and whose rights let it make a hole. If there is none, it is nobody's.
 //!
 //! # Limits
-//! Only fewer pages at a tick count. A hole that is filled between two ticks is not seen; the longer
-//! holes keep the packet thread busy, the more likely one is open at a tick. Nor is one that an NF
-//! makes after it has touched as many pages that the memory did not have. An honest NF with such
-//! rights can have violations where memory is short: the kernel takes pages that nobody has written
-//! to, and the parts of transparent hugepages behind the end of a file. None is ever forgotten.
+//! Only fewer pages at a tick count. A hole that is filled between two ticks is not seen; the
+//! longer holes keep the packet thread busy, the more likely one is open at a tick. Nor is one that
+//! an NF makes after it has touched as many pages that the memory did not have. An honest NF with
+//! such rights can have violations where memory is short: the kernel takes pages that nobody has
+//! written to, and the parts of transparent hugepages behind the end of a file. None is ever
+//! forgotten.
 
 use std::collections::HashMap;
 use std::sync::Arc;
