@@ -515,8 +515,7 @@ mod tests {
 
     #[test]
     fn a_short_run_compares_an_nf() {
-        const METRICS: [&str; 5] =
-            ["outside_burst_ns", "inside_burst_ns", "error_percent", "running_packet_ns", "cpu_packet_ns"];
+        const METRICS: [&str; 5] = ["outside_burst_ns", "inside_burst_ns", "error_percent", "running_packet_ns", "cpu_packet_ns"];
         let Some(programs) = built(&[COST, LAB, "sluice-nf-bridge"]) else { return };
         let only = vec!["nf/cost-270".into()];
         let args = BenchArgs { seconds: 0.2, repeats: 1, only, ..BenchArgs::default() };

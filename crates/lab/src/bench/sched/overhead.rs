@@ -66,6 +66,7 @@ const SMALL: Group = Group {
         Column::new("switch_ns", "switch ns", 1.0, 0),
         Column::new("preempt_ns", "preempted for ns", 1.0, 0),
         Column::new("hop_cycles", "NF cycles/packet", 1.0, 1),
+        Column::new("nf_mhz", "NF cycles/µs", 1.0, 0),
         Column::new("entry_ns", "manager, entry ns", 1.0, 1),
         Column::new("pass_ns", "manager, hop ns", 1.0, 1),
         Column::new("round_ns", "manager, round ns", 1.0, 0),
@@ -106,9 +107,10 @@ fn plan(lab: &Lab) -> Trials {
         Ok(Sample::from(named.map(|(name, ns)| (name.to_string(), ns))))
     }));
     plan.cases.push(Case::one("packet", params(&[]), |lab| {
-        let MeasuredCosts { hop_cycles, manager, unset, .. } = MeasuredCosts::here(lab);
+        let MeasuredCosts { nf, manager, unset, .. } = MeasuredCosts::here(lab);
         let named = [
-            ("hop_cycles", *hop_cycles),
+            ("hop_cycles", nf.map(|nf| nf.hop_cycles)),
+            ("nf_mhz", nf.map(|nf| nf.mhz)),
             ("entry_ns", manager.map(|manager| manager.entry_ns)),
             ("pass_ns", manager.map(|manager| manager.pass_ns)),
             ("round_ns", manager.map(|manager| manager.round_ns)),

@@ -3,9 +3,9 @@
 //! core and of the manager's.
 //!
 //! # Approach
-//! - *hop*: one NF that always has packets, at two costs. Its CPU time for a packet is the cost and
-//!   what is beside it, so the line through both points gives the latter at no cost
-//!   (`hop_cycles`).
+//! - *hop*: one NF that always has packets, at two costs. The line through its CPU time for a packet
+//!   at either gives what a cycle of the cost takes (`mhz`: more than a cycle of the processor
+//!   where interrupts and other guests take time), and what is beside the cost (`hop_cycles`).
 //! - *fast*: chains of one and three NFs of one cycle, at more packets than the manager can carry.
 //!   A packet more has one entry (`entry_ns`) and as many hops as the chain (`pass_ns`), and its
 //!   part of a round with full bursts. What the manager spends on wakes is taken off.
@@ -57,12 +57,20 @@ pub struct ManagerCosts {
     pub round_ns: f64,
 }
 
+/// What packets take of an NF's core.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+pub struct NfCosts {
+    /// Cycles for a packet outside of the handler.
+    pub hop_cycles: f64,
+    /// Cycles in a microsecond of the NF's CPU time.
+    pub mhz: f64,
+}
+
 /// Costs as the simulator takes them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 pub struct MeasuredCosts {
     pub host: Option<HostCosts>,
-    /// Cycles of an NF's core outside of the handler.
-    pub hop_cycles: Option<f64>,
+    pub nf: Option<NfCosts>,
     pub manager: Option<ManagerCosts>,
     /// What is not known, and why.
     pub unset: Vec<String>,
@@ -128,11 +136,8 @@ impl MeasuredCosts {
     }
 
     fn measure_packets(&mut self, lab: &Lab) {
-        let Some(hz) = lab.tsc_hz() else {
-            return self.leave_out("packets", "the frequency of the time-stamp counter is not known");
-        };
         match Runs::measure(lab, self.host.map(|host| host.wake_cost_ns)) {
-            Ok(runs) => self.solve(&runs, hz),
+            Ok(runs) => self.solve(&runs),
             Err(Miss::LeaveOut(why)) => self.leave_out("packets", &why),
             Err(Miss::Failed(error)) => self.leave_out("packets", &format!("{error:#}")),
         }
@@ -142,9 +147,9 @@ impl MeasuredCosts {
         self.unset.push(format!("what {what} cost here is not known, and the simulator's own value stands: {why}"));
     }
 
-    fn solve(&mut self, runs: &Runs, hz: f64) {
-        match runs.hop_cycles(hz) {
-            Ok(cycles) => self.hop_cycles = Some(cycles),
+    fn solve(&mut self, runs: &Runs) {
+        match runs.nf() {
+            Ok(nf) => self.nf = Some(nf),
             Err(why) => self.leave_out("packets beside the handler", &why),
         }
         match runs.manager() {
@@ -178,10 +183,15 @@ impl Runs {
         })
     }
 
-    fn hop_cycles(&self, hz: f64) -> Point {
+    fn nf(&self) -> Result<NfCosts, String> {
         let [Ok(first), Ok(second)] = &self.hop else { return Err(first_why(&self.hop)) };
         let [c0, c1] = CYCLES.map(|cycles| cycles as f64);
-        not_negative("it", (first * c1 - second * c0) / (c1 - c0) * hz / 1e9)
+        let cycle_ns = (second - first) / (c1 - c0);
+        if cycle_ns <= 0.0 {
+            return Err(format!("noise of the runs makes a cycle take {cycle_ns:.3} ns"));
+        }
+        let hop_cycles = not_negative("a hop", (first - c0 * cycle_ns) / cycle_ns)?;
+        Ok(NfCosts { hop_cycles, mhz: 1e3 / cycle_ns })
     }
 
     fn manager(&self) -> Result<ManagerCosts, String> {
@@ -260,9 +270,9 @@ mod tests {
         // 30 cycles at 2 GHz beside the cost, 40 ns for an entry, 12 for a hop, 200 for a round.
         let runs = runs([140.0, 265.0], [40.0 + 12.0 + 6.25, 40.0 + 36.0 + 6.25], 240.0);
         let mut costs = MeasuredCosts::default();
-        costs.solve(&runs, 2e9);
-        let ManagerCosts { entry_ns, pass_ns, round_ns } = costs.manager.unwrap();
-        let all = [(costs.hop_cycles.unwrap(), 30.0), (entry_ns, 40.0), (pass_ns, 12.0), (round_ns, 200.0)];
+        costs.solve(&runs);
+        let (ManagerCosts { entry_ns, pass_ns, round_ns }, nf) = (costs.manager.unwrap(), costs.nf.unwrap());
+        let all = [(nf.hop_cycles, 30.0), (nf.mhz, 2e3), (entry_ns, 40.0), (pass_ns, 12.0), (round_ns, 200.0)];
         assert!(all.iter().all(|(got, want)| (got - want).abs() < 1e-6), "{all:?}");
         assert!(costs.unset.is_empty());
     }
@@ -270,14 +280,18 @@ mod tests {
     #[test]
     fn what_is_noise_is_left_out_and_said() {
         let mut costs = MeasuredCosts::default();
-        costs.solve(&runs([100.0, 300.0], [50.0, 40.0], 10.0), 2e9);
-        assert_eq!((costs.hop_cycles, costs.manager, costs.unset.len()), (None, None, 2));
+        costs.solve(&runs([100.0, 300.0], [50.0, 40.0], 10.0));
+        assert_eq!((costs.nf, costs.manager, costs.unset.len()), (None, None, 2));
+        assert!(costs.unset[0].contains("makes a hop negative, -125.0"), "{:?}", costs.unset);
         assert!(costs.unset[1].contains("makes a hop negative, -5.0"), "{:?}", costs.unset);
+        let mut costs = MeasuredCosts::default();
+        costs.solve(&runs([140.0, 140.0], [58.25, 82.25], 240.0));
+        assert!(costs.nf.is_none() && costs.unset[0].contains("makes a cycle take 0.000 ns"), "{:?}", costs.unset);
         // One that is not known leaves the other.
         let mut costs = MeasuredCosts::default();
         let unknown = Runs { slow: Err("no round".into()), ..runs([140.0, 265.0], [58.25, 82.25], 240.0) };
-        costs.solve(&unknown, 2e9);
-        assert!(costs.hop_cycles.is_some() && costs.manager.is_none() && costs.unset[0].ends_with("no round"));
+        costs.solve(&unknown);
+        assert!(costs.nf.is_some() && costs.manager.is_none() && costs.unset[0].ends_with("no round"));
     }
 
     #[test]
@@ -311,7 +325,7 @@ mod tests {
         let file = folder.path().join("host.costs");
         let manager = ManagerCosts { entry_ns: 40.5, pass_ns: 12.0, round_ns: 200.0 };
         let host = HostCosts { switch_ns: 1.0, wake_cost_ns: 2.0, wake_idle_ns: 3.0, wake_busy_ns: 4.0, interrupt_ns: 5.0 };
-        let costs = MeasuredCosts { host: Some(host), hop_cycles: None, manager: Some(manager), unset: vec!["why".into()] };
+        let costs = MeasuredCosts { host: Some(host), nf: None, manager: Some(manager), unset: vec!["why".into()] };
         assert_eq!(MeasuredCosts::kept_or(Some(&file), || costs.clone()), costs);
         assert_eq!(MeasuredCosts::kept_or(Some(&file), MeasuredCosts::default), costs, "not measured again");
         assert_eq!(MeasuredCosts::kept_or(None, MeasuredCosts::default), MeasuredCosts::default());
@@ -323,7 +337,7 @@ mod tests {
     fn a_lab_that_can_start_nothing_says_what_is_not_known() {
         let mut costs = MeasuredCosts::default();
         costs.measure_packets(&lab(1));
-        assert_eq!((costs.hop_cycles, costs.manager), (None, None));
+        assert_eq!((costs.nf, costs.manager), (None, None));
         assert!(costs.unset.iter().any(|why| why.starts_with("what packets cost here is not known")), "{:?}", costs.unset);
     }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use sluice_policy::sim::{self, Chain, Cost, Machine, Nf, Scenario, ThreadCosts, Variant};
 
 use super::host_costs::tick_ns;
-use super::packet_costs::{ManagerCosts, MeasuredCosts};
+use super::packet_costs::{ManagerCosts, MeasuredCosts, NfCosts};
 use crate::bench::daemon::COST;
 use crate::bench::lab::{Lab, Row};
 use crate::bench::setup::{Service, Setup};
@@ -62,8 +62,9 @@ impl MeasuredHost {
             machine.wake_busy_ns = costs.wake_busy_ns as u64;
             machine.interrupt_ns = costs.interrupt_ns as u64;
         }
-        if let Some(cycles) = self.costs.hop_cycles {
-            machine.hop_cycles = cycles.round() as u64;
+        if let Some(NfCosts { hop_cycles, mhz }) = self.costs.nf {
+            machine.hop_cycles = hop_cycles.round() as u64;
+            machine.mhz = (mhz.round() as u64).max(1);
         }
         if let Some(ManagerCosts { entry_ns, pass_ns, round_ns }) = self.costs.manager {
             machine.round_ns = (round_ns as u64).max(1);
@@ -256,7 +257,8 @@ mod tests {
     fn what_was_measured_of_the_host_goes_into_the_machine() {
         let costs = HostCosts { switch_ns: 1.0, wake_cost_ns: 2.0, wake_idle_ns: 3.0, wake_busy_ns: 4.0, interrupt_ns: 5.0 };
         let manager = ManagerCosts { entry_ns: 6.0, pass_ns: 7.0, round_ns: 8.0 };
-        let costs = MeasuredCosts { host: Some(costs), hop_cycles: Some(29.6), manager: Some(manager), unset: Vec::new() };
+        let nf = NfCosts { hop_cycles: 29.6, mhz: 2399.7 };
+        let costs = MeasuredCosts { host: Some(costs), nf: Some(nf), manager: Some(manager), unset: Vec::new() };
         let host = MeasuredHost { hz: None, slice_ns: Some(9), tick_ns: Some(10), costs };
         let mut machine = Machine::default();
         host.apply(&mut machine);
@@ -268,6 +270,7 @@ mod tests {
             interrupt_ns: 5,
             thread: Some(ThreadCosts { entry_ns: 6.0, pass_ns: 7.0 }),
             hop_cycles: 30,
+            mhz: 2400,
             round_ns: 8,
             slice_ns: 9,
             tick_ns: 10,
