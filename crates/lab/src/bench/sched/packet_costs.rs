@@ -3,9 +3,10 @@
 //! core and of the manager's.
 //!
 //! # Approach
-//! - *hop*: one NF that always has packets, at two costs. The line through its CPU time for a packet
-//!   at either gives what a cycle of the cost takes (`mhz`: more than a cycle of the processor
-//!   where interrupts and other guests take time), and what is beside the cost (`hop_cycles`).
+//! - *hop*: one NF that always has packets, at two costs. The line through its CPU time for a
+//!   packet at either gives what a cycle of the cost takes (`mhz`: more than a cycle of the
+//!   processor where interrupts and other guests take time), and what is beside the cost
+//!   (`hop_cycles`).
 //! - *fast*: chains of one and three NFs of one cycle, at more packets than the manager can carry.
 //!   A packet more has one entry (`entry_ns`) and as many hops as the chain (`pass_ns`), and its
 //!   part of a round with full bursts. What the manager spends on wakes is taken off.
