@@ -11,8 +11,8 @@
 /// between which it moved, each within this time of the last.
 const THEFTS: u32 = 2;
 pub(super) const GUARDED_NS: u64 = 1_000_000_000;
-/// Sleepers that a rescue wakes at most: as many as an NF has threads, unless its service has more
-/// `pids`.
+/// Sleepers that the first rescue wakes at most: as many as an NF has threads, unless its service
+/// has more `pids`.
 pub(super) const CROWD: u32 = 256;
 /// Most crowds that one rescue wakes.
 const CROWDS: u32 = 8;
