@@ -1,18 +1,20 @@
 //! A client of the server: its place, whether it waits for something, and how long it may take.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as Poller, Poll};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use hyper::body::{Body as HttpBody, Bytes, Frame};
+use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -59,7 +61,7 @@ impl Guest {
         F: Future<Output = io::Result<T>>,
     {
         let opened = open(Patient::new(stream, limits.write, self.clone()));
-        let app = app.layer(from_fn_with_state(self.clone(), Self::calls));
+        let app = app.layer(from_fn_with_state((self.clone(), limits), Self::calls));
         let stays = async {
             // Without, it has left, or was refused.
             if let Ok(stream) = opened.await {
@@ -73,11 +75,26 @@ impl Guest {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Runs one of its calls, from request to answer.
-    pub async fn calls(State(guest): State<Arc<Self>>, request: Request, next: Next) -> Response {
+    /// Runs one of its calls, from request to answer. What a call did not read of its request is
+    /// read before the answer is sent: a connection is closed where a request has a rest, and a
+    /// client that sends its next request on it would get no answer. A rest that is too long or
+    /// too late is announced as the connection's end.
+    pub async fn calls(State((guest, limits)): State<(Arc<Self>, Limits)>, request: Request, next: Next) -> Response {
         guest.busy.fetch_add(1, Ordering::Relaxed);
         let call = Call(guest);
-        let answer = next.run(request).await;
+        let (head, body) = request.into_parts();
+        let body = Arc::new(Mutex::new(body));
+        let mut answer = next.run(Request::from_parts(head, Body::new(Lent(body.clone())))).await;
+        if !answer.headers().contains_key(header::CONNECTION) {
+            let rest = std::mem::take(&mut *body.lock().unwrap_or_else(PoisonError::into_inner));
+            // A client without rights is not waited for.
+            let is_refused = matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            let most = if is_refused { Duration::ZERO } else { limits.read };
+            let is_read = tokio::time::timeout(most, discard(rest, limits.body_bytes)).await;
+            if !is_read.unwrap_or(false) {
+                answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+        }
         if answer.body().size_hint().exact().is_some() {
             return answer;
         }
@@ -136,6 +153,47 @@ impl Drop for Call {
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
         self.0.is_heard();
     }
+}
+
+/// The body of a request, as its call gets it.
+struct Lent(Arc<Mutex<Body>>);
+
+impl Lent {
+    fn body(&self) -> MutexGuard<'_, Body> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HttpBody for Lent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut *self.body()).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body().size_hint()
+    }
+}
+
+/// Reads a body to its end; false if it is longer than `most` bytes or breaks off.
+async fn discard(mut body: Body, most: usize) -> bool {
+    let mut bytes = 0;
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        bytes += match frame {
+            Ok(frame) => frame.data_ref().map_or(0, Bytes::len),
+            Err(_) => return false,
+        };
+        if bytes > most {
+            return false;
+        }
+    }
+    true
 }
 
 /// A streamed answer.

@@ -218,6 +218,49 @@ mod tests {
     }
 
     #[test]
+    fn a_body_that_no_call_reads_costs_no_connection() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counts = asked.clone();
+        let refuse = move || {
+            counts.fetch_add(1, Ordering::Relaxed);
+            ready((axum::http::StatusCode::METHOD_NOT_ALLOWED, "not so"))
+        };
+        let app = Router::new().fallback(refuse);
+        let server = serve(bind(([127, 0, 0, 1], 0).into()).unwrap(), app, Limits::default(), None, None).unwrap();
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        for request in 1..=3 {
+            stream.write_all(b"QUERY / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n").unwrap();
+            while asked.load(Ordering::Relaxed) < request {
+                std::thread::yield_now();
+            }
+            stream.write_all(b"body").unwrap();
+            let answer = read_until(&mut stream, b"not so");
+            assert!(!answer.contains("connection: close"), "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_too_long_ends_the_connection_and_the_answer_says_so() {
+        let limits = Limits { body_bytes: 8, ..Limits::default() };
+        let server = served(limits, None);
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nnine byte").unwrap();
+        let answer = read_until(&mut stream, b"here");
+        assert!(answer.contains("connection: close\r\n"), "{answer}");
+    }
+
+    /// What a client reads up to `end`.
+    fn read_until(stream: &mut TcpStream, end: &[u8]) -> String {
+        let mut answer = Vec::new();
+        while !answer.ends_with(end) {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            answer.extend(byte);
+        }
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[test]
     fn a_silent_client_makes_place_for_another() {
         let server = served(Limits { clients: 1, spare: Duration::ZERO, ..Limits::default() }, None);
         let mut silent = TcpStream::connect(server.address()).unwrap();
@@ -234,12 +277,7 @@ mod tests {
         let server = served(Limits::default(), Some(Box::new(look)));
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"here") {
-            let mut byte = [0];
-            stream.read_exact(&mut byte).unwrap();
-            answer.extend(byte);
-        }
+        read_until(&mut stream, b"here");
         known.store(1, Ordering::Relaxed);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it was closed");
         assert!(ask(server.address()).ends_with("here"), "another is served");
