@@ -191,7 +191,8 @@ pub struct Frames {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Memory {
     /// The tenant; `-` for services without one, `ingress` for packets that may be for several (no
-    /// NF maps it), `former` for all replaced arenas that still hold packets.
+    /// NF maps it), `former` for all arenas that were replaced, or whose tenant is gone, and that
+    /// still hold packets.
     pub tenant: String,
     /// Its frames.
     pub frames: u64,

@@ -337,9 +337,6 @@ impl Template {
     }
 }
 
-/// The values of `madvise` that Linux knows.
-const ADVICE: std::ops::RangeInclusive<u32> = 0..=25;
-
 /// A container's filter of system calls: that of NFs, plus the denials of its bundle.
 ///
 /// If the bundle denies only some calls, the rules of NFs are added. If it allows only some, the
@@ -426,13 +423,28 @@ fn what_is_left(name: &str, allowing: &Value, rules: &[(u8, u32, u32)]) -> Vec<V
     if !same.is_empty() {
         return Vec::new();
     }
-    let is_denied = |advice: &u32| rules.iter().any(|(_, _, value)| value == advice);
-    let values = ADVICE.filter(|advice| !is_denied(advice));
-    let of_value = |value: u32| {
-        let is = json!({ "index": argument, "value": value, "op": "SCMP_CMP_EQ" });
+    let of_values = |(mask, value): (u32, u32)| {
+        let is = json!({ "index": argument, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ" });
         allow(&others.iter().copied().chain([&is]).collect::<Vec<_>>())
     };
-    values.map(of_value).collect()
+    let denied: Vec<(u32, u32)> = rules.iter().map(|(_, mask, value)| (*mask, *value)).collect();
+    complement((0, 0), &denied).into_iter().map(of_values).collect()
+}
+
+/// The numbers of `within` that are in none of `denied`: each a mask, and what a number masked is.
+/// Not by inequalities, which a filter applies to 64 bits where the kernel reads 32.
+fn complement(within: (u32, u32), denied: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    let (fixed, bits) = within;
+    let here: Vec<(u32, u32)> = denied.iter().copied().filter(|(mask, value)| (value ^ bits) & mask & fixed == 0).collect();
+    let open = here.iter().fold(0, |all, (mask, _)| all | mask) & !fixed;
+    if here.is_empty() {
+        return vec![within];
+    }
+    if here.iter().any(|(mask, _)| mask & !fixed == 0) {
+        return Vec::new();
+    }
+    let bit = 1 << open.ilog2();
+    [0, bit].into_iter().flat_map(|value| complement((fixed | bit, bits | value), &here)).collect()
 }
 
 /// Files of `/proc` that expose the host.
@@ -733,7 +745,10 @@ mod tests {
             "sched_setaffinity",
             "io_uring_setup",
             "unshare",
-            "ioctl"
+            "ioctl",
+            "prctl",
+            "futex",
+            "futex_waitv"
         ]);
         let allow = json!({ "names": names, "action": "SCMP_ACT_ALLOW" });
         let deny = json!({ "names": ["mkdir", "kcmp"], "action": "SCMP_ACT_ERRNO" });
@@ -761,8 +776,26 @@ mod tests {
             if bundle["defaultAction"] != "SCMP_ACT_KILL" {
                 assert!(may("read", &[]) && may("fallocate", &[0, 1]) && may("madvise", &[0, 0, 4]), "{bundle}");
                 assert!(bundle.is_null() || !may("mkdir", &[]), "{bundle}");
+                // A lock of one process, its wake, two futexes at once, and no new privileges.
+                for operation in [libc::FUTEX_WAIT, libc::FUTEX_WAKE, libc::FUTEX_LOCK_PI] {
+                    assert!(may("futex", &[0, (operation | libc::FUTEX_PRIVATE_FLAG) as u64]), "{operation}: {bundle}");
+                }
+                assert!(may("futex_waitv", &[0, 2]) && may("prctl", &[libc::PR_SET_NO_NEW_PRIVS as u64]), "{bundle}");
+                // The kernel reads 32 bits.
+                assert!(!may("futex", &[0, 1 << 32 | libc::FUTEX_LOCK_PI as u64]), "{bundle}");
             }
         }
+    }
+
+    #[test]
+    fn a_complement_has_each_other_number_once() {
+        let denied = [(u32::MAX, 9), (u32::MAX, 21), (!256, 6), (128 | 64, 64)];
+        let rest = complement((0, 0), &denied);
+        let fits = |number: u32, all: &[(u32, u32)]| all.iter().filter(|(mask, value)| number & mask == *value).count();
+        for number in (0..1024).chain((10..32).map(|bit| 1 << bit)).chain([u32::MAX]) {
+            assert_eq!(fits(number, &rest), usize::from(fits(number, &denied) == 0), "{number}");
+        }
+        assert_eq!(complement((0, 0), &[(0, 0)]), []);
     }
 
     #[test]

@@ -172,14 +172,20 @@ pub const PR_SCHED_CORE: u32 = 62;
 /// Denied to all but zygotes: children of the manager that it does not know.
 pub(super) const RULES_OF_OTHERS: &[ArgumentRule] = &[bit("clone", libc::SYS_clone, 0, libc::CLONE_PARENT)];
 
-/// Moves of sleepers from one futex that processes share to another. The private kind has another
+/// An operation on futexes that processes share, with whatever clock. The private kind has another
 /// bit.
-const fn requeue(operation: c_int) -> ArgumentRule {
-    exactly("futex", libc::SYS_futex, 1, operation as u32)
+const fn futex(operation: c_int) -> ArgumentRule {
+    let mask = !libc::FUTEX_CLOCK_REALTIME as u32;
+    ArgumentRule { name: "futex", number: libc::SYS_futex, argument: 1, mask, value: operation as u32 }
 }
 
-/// Also denied to NFs: holes in shared memory, taking shared pages away from others, and taking
-/// others off the doorbell that they sleep on.
+/// `FUTEX_LOCK_PI2`, of Linux 5.14.
+const FUTEX_LOCK_PI2: c_int = 13;
+
+/// Also denied to NFs: holes in shared memory, taking shared pages away from others, taking others
+/// off the doorbell that they sleep on, and what makes it deaf. A wake fails for all that sleep
+/// behind one that waits for a lock with priority inheritance, and a thread takes as many wakes as
+/// it has entries in `futex_waitv`: at most three, where the library has two.
 pub(super) const RULES_OF_NFS: &[ArgumentRule] = &[
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_PUNCH_HOLE),
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_COLLAPSE_RANGE),
@@ -192,8 +198,18 @@ pub(super) const RULES_OF_NFS: &[ArgumentRule] = &[
     exactly("madvise", libc::SYS_madvise, 2, libc::MADV_PAGEOUT as u32),
     exactly("madvise", libc::SYS_madvise, 2, libc::MADV_HWPOISON as u32),
     exactly("madvise", libc::SYS_madvise, 2, libc::MADV_SOFT_OFFLINE as u32),
-    requeue(libc::FUTEX_REQUEUE),
-    requeue(libc::FUTEX_CMP_REQUEUE),
+    futex(libc::FUTEX_REQUEUE),
+    futex(libc::FUTEX_CMP_REQUEUE),
+    futex(libc::FUTEX_LOCK_PI),
+    futex(FUTEX_LOCK_PI2),
+    futex(libc::FUTEX_WAIT_REQUEUE_PI),
+    futex(libc::FUTEX_CMP_REQUEUE_PI),
+    bit("futex_waitv", libc::SYS_futex_waitv, 1, 4),
+    bit("futex_waitv", libc::SYS_futex_waitv, 1, 8),
+    bit("futex_waitv", libc::SYS_futex_waitv, 1, 16),
+    bit("futex_waitv", libc::SYS_futex_waitv, 1, 32),
+    bit("futex_waitv", libc::SYS_futex_waitv, 1, 64),
+    bit("futex_waitv", libc::SYS_futex_waitv, 1, 128),
 ];
 
 #[cfg(test)]
@@ -426,6 +442,25 @@ mod tests {
         for filter in [Filter::Nf { storage: false, zygote: true }, Filter::Foreign] {
             assert_eq!(says(filter, libc::SYS_prctl, [PR_SCHED_CORE, 1, 0, 0, 0, 0]), DENY);
             assert_eq!(says(filter, libc::SYS_prctl, [libc::PR_SET_NAME as u32, 0, 0, 0, 0, 0]), ALLOW);
+        }
+    }
+
+    #[test]
+    fn a_doorbell_cannot_be_made_deaf() {
+        let nf = program_of(Filter::Nf { storage: false, zygote: false }).unwrap();
+        let says = |call: c_long, argument: c_int| run(nf, call as u32, [0, argument as u32, 0, 0, 0, 0]);
+        for operation in [libc::FUTEX_LOCK_PI, FUTEX_LOCK_PI2, libc::FUTEX_WAIT_REQUEUE_PI, libc::FUTEX_CMP_REQUEUE] {
+            assert_eq!(says(libc::SYS_futex, operation), DENY, "{operation}");
+            assert_eq!(says(libc::SYS_futex, operation | libc::FUTEX_CLOCK_REALTIME), DENY, "{operation}");
+            assert_eq!(says(libc::SYS_futex, operation | libc::FUTEX_PRIVATE_FLAG), ALLOW, "{operation}");
+        }
+        for operation in [libc::FUTEX_WAIT, libc::FUTEX_WAKE, libc::FUTEX_WAIT_BITSET | libc::FUTEX_CLOCK_REALTIME] {
+            assert_eq!(says(libc::SYS_futex, operation), ALLOW, "{operation}");
+        }
+        // The kernel takes 128 at most.
+        for entries in 1..=128 {
+            let expected = if entries <= 3 { ALLOW } else { DENY };
+            assert_eq!(says(libc::SYS_futex_waitv, entries), expected, "{entries}");
         }
     }
 

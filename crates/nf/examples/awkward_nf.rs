@@ -12,6 +12,8 @@
 //! | `quiet SLOT` | a thread keeps giving its own slot the core; others have no packets or budget |
 //! | `ghost` | a thread keeps saying that the last slot, of no NF, has packets and goes first |
 //! | `steal N` | N threads wait on the doorbells of slots 0 to 7, to take their wakes |
+//! | `pile N` | as `steal`, and each thread waits as often at once as the filter of NFs allows |
+//! | `lock` | a thread waits on each of these doorbells as for a lock with priority inheritance |
 //! | `requeue` | a thread keeps moving the sleepers of these doorbells to a word of its own |
 //! | `old` | does nothing bad; cannot wait on two futexes, as on a kernel before 5.16 |
 //!
@@ -25,7 +27,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::thread::futex;
+use rustix::io::Errno;
+use rustix::thread::{ClockId, futex};
 use sluice_nf::{Burst, Context, Handler, run};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::doorbell;
@@ -202,6 +205,30 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
                 forever(Duration::ZERO, move || doorbell::wait(bell, bell.load(Ordering::Relaxed), None));
             }
         }
+        Some("pile") => {
+            let core = Core::new();
+            let threads = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(16usize);
+            for n in 0..threads {
+                let bell = core.slot(n % 8, 2 * LINE + 4);
+                forever(Duration::ZERO, move || {
+                    let seen = bell.load(Ordering::Relaxed);
+                    if !wait_often(bell, seen) {
+                        doorbell::wait(bell, seen, None);
+                    }
+                });
+            }
+        }
+        Some("lock") => {
+            let (core, own) = (Core::new(), Words::of("sluice-nf").at(0));
+            for n in 0..8 {
+                let bell = core.slot(n, 2 * LINE + 4);
+                forever(Duration::ZERO, move || {
+                    if !wait_for_lock(bell, own) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                });
+            }
+        }
         Some("requeue") => {
             let (core, own) = (Core::new(), Words::of("sluice-nf").at(0));
             let flags = futex::Flags::empty();
@@ -214,9 +241,32 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
         }
         // See main().
         Some("old") => {}
-        _ => return Err("say one of make, hang, block, noise, flood, bits, claim, quiet, ghost, steal, requeue or old".into()),
+        _ => {
+            return Err(
+                "say one of make, hang, block, noise, flood, bits, claim, quiet, ghost, steal, pile, lock, requeue or old".into()
+            );
+        }
     }
     Ok(Neighbour { block })
+}
+
+/// Waits as often at once as the kernel takes. False if that is refused.
+fn wait_often(bell: &AtomicU32, seen: u32) -> bool {
+    let mut one = futex::Wait::new();
+    one.val = seen.into();
+    one.uaddr = futex::WaitPtr::new(bell.as_ptr().cast());
+    one.flags = futex::WaitFlags::SIZE_U32;
+    futex::waitv(&[one; 128], futex::WaitvFlags::empty(), None, ClockId::Monotonic) != Err(Errno::PERM)
+}
+
+/// Waits until it is moved to `lock`, which nobody does. False if that is refused.
+fn wait_for_lock(bell: &AtomicU32, lock: &AtomicU32) -> bool {
+    let seen = bell.load(Ordering::Relaxed);
+    let no_timeout = std::ptr::null::<libc::timespec>();
+    // SAFETY: the kernel reads both words, which stay mapped, and may write the second.
+    let waited =
+        unsafe { libc::syscall(libc::SYS_futex, bell.as_ptr(), libc::FUTEX_WAIT_REQUEUE_PI, seen, no_timeout, lock.as_ptr(), 0) };
+    waited >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EPERM)
 }
 
 /// Makes `futex_waitv` fail as where the kernel does not know it.

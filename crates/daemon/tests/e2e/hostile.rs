@@ -385,7 +385,7 @@ fn what_an_nf_is_denied() {
             assert!(is_of_user || !line.ends_with("= ok"), "{keys}: {line}");
         }
         // The filter forbids it, whatever this kernel would answer.
-        for what in ["sibling", "core scheduling"] {
+        for what in ["sibling", "core scheduling", "lock", "four waits"] {
             assert!(log.contains(&format!("hostile: {what} = Operation not permitted")), "{keys}: {log}");
         }
         let pid = find_nf(&daemon.stats(), "bad.0").pid.unwrap();

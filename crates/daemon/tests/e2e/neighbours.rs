@@ -138,6 +138,16 @@ fn wakes_that_are_stolen() {
     settle(&["steal", "32"]);
 }
 
+#[test]
+fn wakes_that_are_stolen_by_threads_that_each_wait_many_times() {
+    settle(&["pile", "32"]);
+}
+
+#[test]
+fn doorbells_that_a_neighbour_waits_on_as_for_a_lock() {
+    settle(&["lock"]);
+}
+
 /// As on a kernel before 5.16.
 #[test]
 fn wakes_that_are_stolen_from_nfs_that_cannot_wait_for_two_doorbells() {
