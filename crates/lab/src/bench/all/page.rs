@@ -1,7 +1,8 @@
 //! The report: a page with all plots in it (`index.html`), and the same as Markdown (`report.md`).
 //!
 //! Both are written from the results in the folder and the claims of
-//! [`figures`](crate::bench::figures). The page needs no other file, no network and no script.
+//! [`figures`](crate::bench::figures). The page needs no other file, no network and no script; the
+//! Markdown shows the drawings that lie beside it.
 
 use std::fmt::Write;
 
@@ -404,15 +405,16 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
     for (paper, verdicts) in counts(compared) {
         let _ = writeln!(out, "| {} | {verdicts} |", paper.title());
     }
+    let mut drawn: Vec<&str> = Vec::new();
     for paper in Paper::ALL {
         let _ = write!(out, "\n## {}\n", paper.title());
         for one in compared.iter().filter(|one| one.figure.paper == paper) {
-            markdown_figure(&mut out, one, folder);
+            markdown_figure(&mut out, one, folder, &mut drawn);
         }
         if paper == Paper::Platform {
             for (name, report) in others(known, folder) {
                 let _ = write!(out, "\n### {name}\n\n{}\n", (words.about)(name));
-                markdown_run(&mut out, name, &report, folder);
+                markdown_run(&mut out, name, &report, folder, &mut drawn);
             }
         }
     }
@@ -427,7 +429,7 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
     out
 }
 
-fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
+fn markdown_figure<'a>(out: &mut String, one: &Compared<'a>, folder: &Folder, drawn: &mut Vec<&'a str>) {
     let Figure { name, claim, experiment, differs, .. } = one.figure;
     let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", one.words());
     if let Some(why) = &one.missing {
@@ -448,7 +450,7 @@ fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
     }
     if let (Some(name), Some(report)) = (experiment, &one.report) {
         markdown_shown(out, one.figure, report);
-        markdown_run(out, name, report, folder);
+        markdown_run(out, name, report, folder, drawn);
     }
 }
 
@@ -463,12 +465,14 @@ fn markdown_shown(out: &mut String, figure: &Figure, report: &Report) {
     }
 }
 
-fn markdown_run(out: &mut String, name: &str, report: &Report, folder: &Folder) {
-    let _ = write!(out, "\n`{}`", command(name, report, folder));
-    if folder.file(name, "svg").exists() {
-        let _ = write!(out, " ([plot]({name}.svg))");
+fn markdown_run<'a>(out: &mut String, name: &'a str, report: &Report, folder: &Folder, drawn: &mut Vec<&'a str>) {
+    let _ = write!(out, "\n`{}`\n", command(name, report, folder));
+    if drawn.contains(&name) {
+        out.push_str("\nDrawn above.\n");
+    } else if folder.file(name, "svg").exists() {
+        let _ = write!(out, "\n![{name}]({name}.svg)\n");
+        drawn.push(name);
     }
-    out.push('\n');
     for line in left_out_lines(&report.left_out) {
         let _ = write!(out, "\n- {line}");
     }
@@ -552,7 +556,8 @@ mod tests {
             text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape: Cores are <slow> |"),
             "{text}"
         );
-        assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2 --only chain/` ([plot](chain.svg))"), "{text}");
+        let drawing = "`sluice bench chain --seconds 1 --repeats 2 --only chain/`\n\n![chain](chain.svg)\n";
+        assert!(text.contains(drawing), "{text}");
         let table = "| medians | `delivered_pps` | `run_ms.nf*` |\n|---|---|---|\n\
                      | default/other nfs 3 | 1.00 | – |\n| sluice/other nfs 3 | 1.55 | 2.00 / 3.00 |\n\n";
         assert!(text.contains(table), "{text}");
