@@ -200,6 +200,11 @@ bench: build ## run an experiment: make bench BENCH=forward OUT=forward.json
 	mkdir -p $(dir $(OUT))
 	$(TARGET)/release/sluice bench $(BENCH) --json $(OUT)
 
+.PHONY: report
+report: OUT = $(TARGET)/bench/report
+report: build ## run all experiments for a moment, and set them beside the papers: make report OUT=DIR
+	$(TARGET)/release/sluice bench all --quick --report $(OUT)
+
 .PHONY: install
 install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR is respected
 	@test -x $(BUILT)/sluiced || { echo "run make build first"; exit 1; }

@@ -53,6 +53,16 @@ enum Command {
         /// Words by which its processes are found
         words: Vec<String>,
     },
+    /// An NF with a packet socket of its own, for `sluice bench nf-sockets`
+    #[command(hide = true)]
+    SocketNf {
+        /// Interface
+        interface: String,
+        /// Slots of the socket's ring
+        slots: u32,
+        /// Cycles for a packet
+        cycles: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -64,6 +74,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = || Client::new(&cli.socket);
     match &cli.command {
         Command::HostileNf { mode, .. } => bench::chaos::hostile::run(mode),
+        Command::SocketNf { interface, slots, cycles } => bench::pools::sockets::run_nf(interface, *slots, *cycles),
         Command::Shared(command) if command.is_of_cluster() => {
             Err(Usage("`--cluster` is of `sluice`, which starts sluice-cluster for it".into()).into())
         }

@@ -27,7 +27,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// Polling interval of waits.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// This program: experiments start it for other commands, and daemons start it as a hostile NF.
+/// This program: experiments start it for other commands and as an NF without a daemon, and daemons
+/// start it as a hostile NF.
 pub const LAB: &str = "sluice-lab";
 /// The NF of most experiments.
 pub const COST: &str = "sluice-nf-cost";

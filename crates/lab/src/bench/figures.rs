@@ -123,6 +123,9 @@ pub struct Figure {
     pub missing: Option<String>,
     /// How ours is set up otherwise.
     pub differs: Option<String>,
+    /// Metrics of which the report has a table ([`Variant::medians`]).
+    #[serde(default)]
+    pub shows: Vec<String>,
     #[serde(default, rename = "check")]
     pub checks: Vec<Check>,
 }
@@ -554,6 +557,7 @@ pub mod tests {
             let at = format!("{} {}", figure.paper.title(), figure.name);
             assert_eq!(figure.experiment.is_none(), figure.missing.is_some(), "{at}: an experiment, or why there is none");
             assert!(figure.experiment.iter().all(|name| experiments.contains(&name.as_str())), "{at}");
+            assert!(figure.experiment.is_some() || figure.shows.is_empty(), "{at}");
             assert_ne!(figure.paper, Paper::Platform, "{at}: the platform's experiments need no claim");
             for check in &figure.checks {
                 assert!(figure.experiment.is_some(), "{at}");

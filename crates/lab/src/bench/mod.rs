@@ -30,7 +30,7 @@ mod outside;
 mod peers;
 mod planner;
 mod plot;
-mod pools;
+pub mod pools;
 mod proc;
 mod report;
 mod sched;
@@ -84,6 +84,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,
     pools::cpu_usage::EXPERIMENT,
+    pools::sockets::EXPERIMENT,
     pools::flow_setup::EXPERIMENT,
     pools::churn::EXPERIMENT,
     pools::soak::EXPERIMENT,

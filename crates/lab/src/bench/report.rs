@@ -92,6 +92,14 @@ impl Variant {
         self.metrics.get(metric).map(|m| m.median)
     }
 
+    /// The same as a list; of a name that ends in `*`, of all metrics that begin so, by name.
+    pub fn medians(&self, name: &str) -> Vec<f64> {
+        match name.strip_suffix('*') {
+            Some(start) => self.metrics.iter().filter(|(metric, _)| metric.starts_with(start)).map(|(_, m)| m.median).collect(),
+            None => self.median(name).into_iter().collect(),
+        }
+    }
+
     /// Name and params in one line.
     pub fn label(&self, keys: &[&str]) -> String {
         let mut out = self.name.clone();

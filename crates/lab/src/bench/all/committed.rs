@@ -16,7 +16,7 @@ const AGAIN: &str = "sluice bench all --quick --report docs/measured --only";
 
 /// Experiments of which some variants are repeated, and a check reads another one, too: that takes
 /// long, or its values are medians already.
-const ONCE: [&str; 6] = ["storage", "overhead", "pool-scale", "flow-setup", "mixed", "workflow"];
+const ONCE: [&str; 7] = ["storage", "overhead", "pool-scale", "flow-setup", "affinity", "mixed", "workflow"];
 
 /// The folder of the report.
 fn folder() -> Folder {
@@ -35,6 +35,10 @@ fn every_claim_has_a_run_behind_it() {
         let Some(quick) = &run.quick else { continue };
         let report = folder.result(name).unwrap_or_else(|| panic!("{at}: there is no result: {AGAIN} {name}"));
         let given = quick.given.iter().map(|given| given.parse().unwrap()).collect();
+        for shown in &figure.shows {
+            let has = |variant: &Variant| !variant.medians(shown).is_empty();
+            assert!(report.variants.iter().any(has), "{at}: no variant of {name} has {shown}; after a change: {AGAIN} {name}");
+        }
         let asked = BenchArgs { only: quick.only.clone(), given, ..BenchArgs::default() };
         for check in &figure.checks {
             let checked = check.against(&report);

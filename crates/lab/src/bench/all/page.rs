@@ -1,7 +1,8 @@
 //! The report: a page with all plots in it (`index.html`), and the same as Markdown (`report.md`).
 //!
 //! Both are written from the results in the folder and the claims of
-//! [`figures`](crate::bench::figures). The page needs no other file, no network and no script.
+//! [`figures`](crate::bench::figures). The page needs no other file, no network and no script; the
+//! Markdown shows the drawings that lie beside it.
 
 use std::fmt::Write;
 
@@ -227,6 +228,21 @@ fn simulated<'a>(known: &'a Known, folder: &Folder) -> Vec<Simulated<'a>> {
     known.runs.iter().filter_map(of_run).collect()
 }
 
+/// What a figure shows of the variants that have any of it: their labels, and medians.
+fn shown(figure: &Figure, report: &Report) -> Vec<(String, Vec<String>)> {
+    let cell = |medians: Vec<f64>| match medians.len() {
+        0 => "–".to_string(),
+        _ => medians.into_iter().map(number).collect::<Vec<_>>().join(" / "),
+    };
+    let has_any = |variant: &&Variant| figure.shows.iter().any(|name| !variant.medians(name).is_empty());
+    let row = |variant: &Variant| {
+        let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
+        let cells: Vec<String> = figure.shows.iter().map(|name| cell(variant.medians(name))).collect();
+        (variant.label(&keys), cells)
+    };
+    report.variants.iter().filter(has_any).map(row).collect()
+}
+
 /// Experiments without a figure that have a result.
 fn others<'a>(known: &'a Known, folder: &Folder) -> Vec<(&'a str, Report)> {
     let runs = known.runs.iter().map(|run| run.experiment.as_str());
@@ -336,9 +352,22 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
         let _ = writeln!(out, "<p class=\"small\">Set up otherwise: {}</p>", escaped(differs));
     }
     if let (Some(name), Some(report)) = (experiment, &one.report) {
+        html_shown(out, one.figure, report);
         html_run(out, name, report, place, drawn);
     }
     out.push_str("</section>\n");
+}
+
+fn html_shown(out: &mut String, figure: &Figure, report: &Report) {
+    if figure.shows.is_empty() {
+        return;
+    }
+    let heads: String = figure.shows.iter().map(|name| format!("<th>{}</th>", escaped(name))).collect();
+    let _ = writeln!(out, "<details><summary>Medians of each variant</summary><table>\n<tr><th></th>{heads}</tr>");
+    for (label, cells) in shown(figure, report) {
+        html_row(out, &label, &cells);
+    }
+    out.push_str("</table></details>\n");
 }
 
 /// The command, the plot (once), and what was left out.
@@ -376,15 +405,16 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
     for (paper, verdicts) in counts(compared) {
         let _ = writeln!(out, "| {} | {verdicts} |", paper.title());
     }
+    let mut drawn: Vec<&str> = Vec::new();
     for paper in Paper::ALL {
         let _ = write!(out, "\n## {}\n", paper.title());
         for one in compared.iter().filter(|one| one.figure.paper == paper) {
-            markdown_figure(&mut out, one, folder);
+            markdown_figure(&mut out, one, folder, &mut drawn);
         }
         if paper == Paper::Platform {
             for (name, report) in others(known, folder) {
                 let _ = write!(out, "\n### {name}\n\n{}\n", (words.about)(name));
-                markdown_run(&mut out, name, &report, folder);
+                markdown_run(&mut out, name, &report, folder, &mut drawn);
             }
         }
     }
@@ -399,7 +429,7 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
     out
 }
 
-fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
+fn markdown_figure<'a>(out: &mut String, one: &Compared<'a>, folder: &Folder, drawn: &mut Vec<&'a str>) {
     let Figure { name, claim, experiment, differs, .. } = one.figure;
     let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", one.words());
     if let Some(why) = &one.missing {
@@ -419,16 +449,30 @@ fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
         let _ = write!(out, "\nSet up otherwise: {differs}\n");
     }
     if let (Some(name), Some(report)) = (experiment, &one.report) {
-        markdown_run(out, name, report, folder);
+        markdown_shown(out, one.figure, report);
+        markdown_run(out, name, report, folder, drawn);
     }
 }
 
-fn markdown_run(out: &mut String, name: &str, report: &Report, folder: &Folder) {
-    let _ = write!(out, "\n`{}`", command(name, report, folder));
-    if folder.file(name, "svg").exists() {
-        let _ = write!(out, " ([plot]({name}.svg))");
+fn markdown_shown(out: &mut String, figure: &Figure, report: &Report) {
+    if figure.shows.is_empty() {
+        return;
     }
-    out.push('\n');
+    let columns = figure.shows.len();
+    let _ = write!(out, "\n| medians | `{}` |\n|{}\n", figure.shows.join("` | `"), "---|".repeat(columns + 1));
+    for (label, cells) in shown(figure, report) {
+        let _ = writeln!(out, "| {label} | {} |", cells.join(" | "));
+    }
+}
+
+fn markdown_run<'a>(out: &mut String, name: &'a str, report: &Report, folder: &Folder, drawn: &mut Vec<&'a str>) {
+    let _ = write!(out, "\n`{}`\n", command(name, report, folder));
+    if drawn.contains(&name) {
+        out.push_str("\nDrawn above.\n");
+    } else if folder.file(name, "svg").exists() {
+        let _ = write!(out, "\n![{name}]({name}.svg)\n");
+        drawn.push(name);
+    }
     for line in left_out_lines(&report.left_out) {
         let _ = write!(out, "\n- {line}");
     }
@@ -448,6 +492,7 @@ mod tests {
         name = "Figure 7"
         experiment = "chain"
         claim = "More & more."
+        shows = ["delivered_pps", "run_ms.nf*"]
         [[figure.check]]
         what = "throughput, of the default"
         variant = "sluice/other"
@@ -478,9 +523,9 @@ mod tests {
             write(&known, &folder, WORDS).unwrap(),
             "NFVnice (SIGCOMM 2017): 1 not measured\nResQ (NSDI 2018): 1 not measured"
         );
-        report("chain", &[("default/other", &[1.0, 1.0]), ("sluice/other", &[1.5, 1.6])])
-            .write(&folder.file("chain", "json"))
-            .unwrap();
+        let mut chain = report("chain", &[("default/other", &[1.0, 1.0]), ("sluice/other", &[1.5, 1.6]), ("idle", &[])]);
+        [("run_ms.nf1", 2.0), ("run_ms.nf2", 3.0)].into_iter().for_each(|(metric, ms)| chain.variants[1].add(metric, ms));
+        chain.write(&folder.file("chain", "json")).unwrap();
         std::fs::write(folder.file("chain", "svg"), "<svg>bars</svg>").unwrap();
         std::fs::write(
             folder.file("chain", "settings"),
@@ -499,6 +544,7 @@ mod tests {
             "≥ 1.2",
             "holds in shape",
             "Why: Cores are &lt;slow&gt;",
+            "<td>sluice/other nfs 3</td><td class=\"n\">1.55</td><td class=\"n\">2.00 / 3.00</td>",
             "no experiment",
             "--quick",
         ] {
@@ -510,7 +556,11 @@ mod tests {
             text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape: Cores are <slow> |"),
             "{text}"
         );
-        assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2 --only chain/` ([plot](chain.svg))"), "{text}");
+        let drawing = "`sluice bench chain --seconds 1 --repeats 2 --only chain/`\n\n![chain](chain.svg)\n";
+        assert!(text.contains(drawing), "{text}");
+        let table = "| medians | `delivered_pps` | `run_ms.nf*` |\n|---|---|---|\n\
+                     | default/other nfs 3 | 1.00 | – |\n| sluice/other nfs 3 | 1.55 | 2.00 / 3.00 |\n\n";
+        assert!(text.contains(table), "{text}");
         assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
         assert!(text.contains(" cores, Linux 6, without hugepages. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
     }

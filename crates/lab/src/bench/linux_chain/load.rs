@@ -1,4 +1,4 @@
-//! UDP packets from a namespace, and what the host counts of them.
+//! A thread that sends packets, and what the host counts of those from a namespace.
 
 use std::io;
 use std::net::UdpSocket;
@@ -54,9 +54,20 @@ impl Sender {
         let ns = Netns::open(&path_of(namespace))?;
         let sockets: Vec<UdpSocket> =
             ns.visit(|| (0..FLOWS).map(socket).collect::<io::Result<_>>()).context("cannot make the sender's sockets")?;
+        let payload = [0u8; PAYLOAD];
+        Self::of(rate, move |number| sockets[(number % u64::from(FLOWS)) as usize].send(&payload).is_ok())
+    }
+
+    /// Calls `send` for each packet with its number, `rate` times per second; with 0, as fast as
+    /// possible. It returns whether the kernel took the packet. The thread has the cores of the
+    /// calling one.
+    ///
+    /// # Errors
+    /// There can be no thread.
+    pub fn of(rate: f64, send: impl FnMut(u64) -> bool + Send + 'static) -> anyhow::Result<Self> {
         let state = Arc::new(SenderState::default());
         let of_thread = state.clone();
-        let thread = std::thread::Builder::new().name("sluice-sender".into()).spawn(move || send(&sockets, rate, &of_thread))?;
+        let thread = std::thread::Builder::new().name("sluice-sender".into()).spawn(move || run(rate, &of_thread, send))?;
         Ok(Self { state, thread: Some(thread) })
     }
 
@@ -77,8 +88,7 @@ impl Drop for Sender {
     }
 }
 
-fn send(sockets: &[UdpSocket], rate: f64, state: &SenderState) {
-    let payload = [0u8; PAYLOAD];
+fn run(rate: f64, state: &SenderState, mut send: impl FnMut(u64) -> bool) {
     let began = Instant::now();
     let mut tried = 0;
     // Relaxed: neither orders anything else.
@@ -88,12 +98,10 @@ fn send(sockets: &[UdpSocket], rate: f64, state: &SenderState) {
             std::thread::sleep(AHEAD);
             continue;
         }
-        let mut taken = 0;
-        for socket in sockets.iter().cycle().skip((tried % u64::from(FLOWS)) as usize).take((due - tried).min(BURST) as usize) {
-            taken += u64::from(socket.send(&payload).is_ok());
-            tried += 1;
-        }
-        state.sent.fetch_add(taken, Ordering::Relaxed);
+        let burst = tried..due.min(tried + BURST);
+        tried = burst.end;
+        let taken = burst.filter(|number| send(*number)).count();
+        state.sent.fetch_add(taken as u64, Ordering::Relaxed);
     }
 }
 

@@ -31,7 +31,7 @@
 //! take one from a packet's TTL, ours do not.
 
 mod hops;
-mod load;
+pub mod load;
 
 use std::path::Path;
 

@@ -19,6 +19,7 @@ pub mod cpu_usage;
 pub mod flow_setup;
 pub mod scale;
 pub mod soak;
+pub mod sockets;
 pub mod weight;
 
 use serde_json::{Value, json};
