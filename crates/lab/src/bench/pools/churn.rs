@@ -166,7 +166,10 @@ mod tests {
 
     #[test]
     fn flows_that_end_are_accepted() {
-        assert_accepted(&setup(&lab(1), 60_000.0, CROWDS[0], 4), &[NF]);
+        let mut setup = setup(&lab(1), 60_000.0, CROWDS[0], 4);
+        assert_accepted(&setup, &[NF]);
+        setup.services[0].more_cores = vec![setup.services[0].core + 1];
+        assert_accepted(&setup, &[NF]);
     }
 
     #[test]
