@@ -69,8 +69,10 @@ pub struct Service {
     pub tenant: Option<&'static str>,
     /// Number of instances at start.
     pub instances: u32,
-    /// Core of all instances.
+    /// Core of its instances.
     pub core: usize,
+    /// More cores, if they are spread over several.
+    pub more_cores: Vec<usize>,
     /// Whether instances poll; otherwise they sleep when idle.
     pub poll: bool,
     pub ring: u32,
@@ -129,6 +131,7 @@ impl Default for Service {
             tenant: None,
             instances: 1,
             core: 1,
+            more_cores: Vec::new(),
             poll: false,
             ring: 1024,
             zygote: false,
@@ -338,13 +341,13 @@ impl Service {
             None => format!("instances = {}\nring = {}\n", self.instances, self.ring),
             Some(_) => "per = \"flow\"\n".into(),
         };
+        let cores = [&[self.core][..], &self.more_cores].concat();
         let _ = writeln!(
             out,
-            "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}{storage}{tenant}{trusted}",
+            "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = {cores:?}\nmode = \"{mode}\"\n{number}{zygote}{storage}{tenant}{trusted}",
             quoted(&self.name),
             quoted(&self.exec),
             list(&self.args),
-            self.core,
         );
         if let Some(pool) = &self.pool {
             let _ = writeln!(out, "{}", pool.toml());
@@ -382,6 +385,7 @@ mod tests {
                 tenant: None,
                 instances: 2,
                 core: 4,
+                more_cores: vec![6],
                 poll: true,
                 ring: 64,
                 zygote: false,
@@ -435,7 +439,7 @@ kind = "sink"
 name = "b1"
 exec = "nf"
 args = ["--cycles", "1,2"]
-cores = [4]
+cores = [4, 6]
 mode = "poll"
 instances = 2
 ring = 64

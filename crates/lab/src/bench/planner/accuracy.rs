@@ -35,7 +35,7 @@
 //! there are neither cycles nor instructions.
 //!
 //! # Source
-//! ResQ, figure 6, and table 1 without cycles and instructions.
+//! ResQ, figures 6 and 7, and table 1 without cycles and instructions.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -52,6 +52,7 @@ use super::whole;
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Trials, nothing};
 use crate::bench::measure::Sample;
+use crate::bench::report::{Params, Variant};
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
@@ -112,10 +113,13 @@ const CACHES: Group = Group {
 };
 
 fn plan() -> Trials {
+    let zipf = Group { title: "Latency by load in percent of what is promised, Zipf flows", ..whole::CURVES };
     let groups: Vec<crate::bench::lab::Shown> = vec![
-        (ERRORS, |v| !v.name.starts_with(whole::WHOLE)),
+        (ERRORS, |v| !v.name.starts_with(whole::WHOLE) && v.name != whole::CURVE),
         (CACHES, |v| v.metrics.contains_key("accesses_per_packet")),
         (whole::GROUP, |v| v.name.starts_with(whole::WHOLE)),
+        (whole::CURVES, |v| is_curve(v, LAWS[0].0)),
+        (zipf, |v| is_curve(v, LAWS[1].0)),
     ];
     let mut plan = Trials::new(EXPERIMENT.name, nothing, groups);
     let examples = || EXAMPLES.iter().flat_map(|example| LAWS.map(|(law, zipf)| (example, law, zipf)));
@@ -130,15 +134,25 @@ fn plan() -> Trials {
         plan.cases.push(case(names.join("+"), CHAIN_FLOWS, law, run));
     }
     for (example, law, zipf) in examples() {
-        let name = format!("{}{}", whole::WHOLE, example.name);
-        plan.cases.push(case(name, example.flows(Scale::Large), law, move || whole::sample(example, zipf)));
+        let (name, of) = (format!("{}{}", whole::WHOLE, example.name), of_flows(example.flows(Scale::Large), law));
+        let row_params = of.clone();
+        let run = move |_: &Lab| whole::rows(example, zipf, &row_params);
+        plan.cases.push(Case { name, params: of, run: Box::new(run) });
     }
     plan
 }
 
+/// Whether a variant is a point of a latency curve with flows of this law.
+fn is_curve(variant: &Variant, law: &str) -> bool {
+    variant.name == whole::CURVE && variant.params["law"] == law
+}
+
+fn of_flows(flows: u32, law: &str) -> Params {
+    params(&[("law", json!(law)), ("flows", json!(flows))])
+}
+
 fn case(name: String, flows: u32, law: &str, run: impl Fn() -> Result<Sample, Miss> + 'static) -> Case {
-    let params = params(&[("law", json!(law)), ("flows", json!(flows))]);
-    Case::one(name, params, move |_| run())
+    Case::one(name, of_flows(flows, law), move |_| run())
 }
 
 /// A traced NF of the examples, with its packets.

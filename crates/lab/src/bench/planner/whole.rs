@@ -16,23 +16,33 @@
 //! For an NF that works on another one's packets, it is the chain of both, which is not measured
 //! again.
 //!
+//! Rows over `load_percent` are the points of the profile's latency curve: `latency_ns_p95` against
+//! the load, in percent of the throughput that the profile promises, to a tenth.
+//!
 //! # Limits
 //! On a shared host, latency includes the load of others: an excess may be momentary.
+//!
+//! # Source
+//! ResQ, figure 7 (latency by load, of all NFs).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Context;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sluice_cache::trace::examples::{Example, Scale};
+use sluice_slo::curve::LOADS;
 
-use crate::bench::lab::Miss;
+use crate::bench::lab::{Miss, Row};
 use crate::bench::measure::Sample;
+use crate::bench::report::Params;
 use crate::bench::table::{Column, Form, Group};
 
 /// Prefix of the names of these variants.
 pub const WHOLE: &str = "whole/";
+/// Name of the variants that are points of latency curves.
+pub const CURVE: &str = "latency";
 
 pub const GROUP: Group = Group {
     title: "Whole profiles, and their NFs measured again",
@@ -53,12 +63,22 @@ pub const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-/// Makes the profile of an example with flows of this law, and measures again.
-pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
+/// Those of uniform flows; others have another title.
+pub const CURVES: Group = Group {
+    title: "Latency by load in percent of what is promised, uniform flows",
+    keys: &["nf"],
+    columns: &[Column::new("latency_ns_p95", "p95 µs", 1e3, 1)],
+    plotted: 1,
+    form: Form::LogSeries("load_percent"),
+};
+
+/// Makes the profile of an example with flows of this law, and measures again. The first row is the
+/// profile's, which has these params; the others are its latency curve.
+pub fn rows(example: &Example, zipf: Option<f64>, of: &Params) -> Result<Vec<Row>, Miss> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| folder.path().join(name);
     let here = std::env::current_exe()?;
-    let of = |nf: &Example| -> Result<Program, Miss> {
+    let program = |nf: &Example| -> Result<Program, Miss> {
         let input = file(nf.name);
         let path = here.with_file_name(format!("sluice-nf-{}", nf.nf));
         nf.make_file(&path, &input)?;
@@ -68,12 +88,12 @@ pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let target = match example.before() {
         Some(before) => {
             let path = file("chain.toml");
-            std::fs::write(&path, chain(&[of(before)?, of(example)?]))?;
+            std::fs::write(&path, chain(&[program(before)?, program(example)?]))?;
             vec!["c".to_string(), "--config".into(), path.display().to_string()]
         }
-        None => vec![of(example)?.path.display().to_string()],
+        None => vec![program(example)?.path.display().to_string()],
     };
-    let args = if example.before().is_some() { Vec::new() } else { of(example)?.args };
+    let args = if example.before().is_some() { Vec::new() } else { program(example)?.args };
     let run = |more: &[&str]| -> Result<Value, Miss> {
         let mut command = Command::new(&here);
         command.arg("profile").args(&target).args(["--traffic", &traffic, "--json"]).args(more);
@@ -99,7 +119,23 @@ pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
         put("base_ns", 1e9 / floor_pps - references * miss_ns);
         compare(&run(&["--check", &kept])?, &mut put)?;
     }
-    Ok(found)
+    let mut rows = vec![Row::new(&format!("{WHOLE}{}", example.name), of, found)];
+    rows.extend(curve(example.name, of, &profile["latency"])?);
+    Ok(rows)
+}
+
+/// The points of a profile's latency curve, whose last load is the most of [`LOADS`].
+fn curve(nf: &str, of: &Params, latency: &Value) -> Result<Vec<Row>, Miss> {
+    let points = latency["points"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let Some(last) = points.last() else { return Ok(Vec::new()) };
+    let most_pps = number(&last["x"])?;
+    let row = |point: &Value| -> Result<Row, Miss> {
+        let percent = number(&point["x"])? / most_pps * LOADS.1 * 100.0;
+        let mut of = of.clone();
+        of.extend([("nf".to_string(), json!(nf)), ("load_percent".to_string(), json!((percent * 10.0).round() / 10.0))]);
+        Ok(Row::new(CURVE, &of, Sample::from([("latency_ns_p95".to_string(), number(&point["y"])? * 1e3)])))
+    };
+    points.iter().map(row).collect()
 }
 
 struct Program {
@@ -169,7 +205,6 @@ fn compare(again: &Value, put: &mut dyn FnMut(&str, f64)) -> Result<(), Miss> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use sluice_cache::trace::examples::EXAMPLES;
 
     use super::*;
@@ -188,6 +223,17 @@ mod tests {
         is("always_above_percent", 25.0);
         assert!(compare(&json!({ "now_pps": 1.0, "promised_pps": 1.0, "latency": [] }), &mut |_, _| ()).is_err());
         assert!(compare(&json!({}), &mut |_, _| ()).is_err());
+    }
+
+    #[test]
+    fn a_latency_curve_has_a_row_for_each_point_by_its_part_of_the_load() {
+        let latency = json!({ "points": [{ "x": 1e5, "y": 2.0 }, { "x": 1.9e6, "y": 8.5 }] });
+        let of = Params::from([("law".to_string(), json!("uniform"))]);
+        let rows = curve("nat", &of, &latency).unwrap();
+        let points: Vec<_> = rows.iter().map(|row| (row.params["load_percent"].as_f64(), row.get("latency_ns_p95"))).collect();
+        assert_eq!(points, [(Some(5.0), Some(2e3)), (Some(95.0), Some(8.5e3))]);
+        assert!(rows.iter().all(|row| row.params["nf"] == "nat" && row.params["law"] == "uniform"));
+        assert!(curve("nat", &of, &json!({})).unwrap().is_empty());
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! passes packets of one connection, from its SYN on, and drops those of any other. The capacity is
 //! the highest rate without loss, where these are 0: `none_idle_pps` (packets without an idle NF
 //! and without room to wait), `entry_drop_pps`, and `mixed_pps` (packets at an NF from a flow that
-//! was not its own, or whose beginning it had not seen, because it was dropped).
+//! was not its own, or whose beginning it had not seen, because it was dropped). The variant
+//! `three-cores` has its NFs spread over three cores.
 //!
 //! The second table shows the cost of `isolation = "strict"`: a member whose flow has ended is not
 //! reset but ended, and its replacement is forked from the service's zygote; beside it, reset
@@ -18,7 +19,7 @@
 
 use super::{CHAIN, NF_CPU, P50, P99, POOL, SWITCHES, flow, frames};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Row, Shown, Trials, nothing};
 use crate::bench::report::Params;
 use crate::bench::sched::{DELIVERED, chain_of, params};
 use crate::bench::setup::{Pool, Service, Setup, Traffic};
@@ -30,6 +31,7 @@ pub const EXPERIMENT: Experiment =
 /// The NF that detects mixed flows.
 pub const NF: &str = "sluice-nf-single";
 const PER_FLOW: &str = "per-flow";
+const THREE_CORES: &str = "three-cores";
 /// Concurrent flows, and NFs for them. The working set of a switch among 256 NFs fits a
 /// second-level cache of 2 MiB; among 600 it does not.
 pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
@@ -37,6 +39,8 @@ pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
 const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
 const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 70_000, 80_000, 100_000, 120_000];
+/// The same with NFs on three cores.
+const OFFERED_TO_THREE: [u32; 4] = [90_000, 150_000, 210_000, 270_000];
 /// Flows that begin each second where each gets its own process.
 const STRICT: [u32; 6] = [100, 200, 400, 800, 1_600, 3_200];
 /// Capacity of a member's rings: more than the packets of a flow in flight.
@@ -80,20 +84,41 @@ const ISOLATION: Group = Group {
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[NF])?;
     super::warn_of_small_pages();
-    let mut plan =
-        Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |v| v.name == PER_FLOW), (ISOLATION, |v| v.name != PER_FLOW)]);
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Trials {
+    let shown: Vec<Shown> =
+        vec![(GROUP, |v| v.params.contains_key("flow_packets")), (ISOLATION, |v| !v.params.contains_key("flow_packets"))];
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, shown);
+    let of = |flows: u32, packets: u32, offered: u32| {
+        params(&[("flows", flows.into()), ("flow_packets", packets.into()), ("offered", offered.into())])
+    };
     for (crowd, packets) in CROWDS.iter().flat_map(|crowd| PACKETS.map(|packets| (*crowd, packets))) {
         for offered in OFFERED {
-            let of = params(&[("flows", crowd.0.into()), ("flow_packets", packets.into()), ("offered", offered.into())]);
-            plan.cases.push(case(PER_FLOW, of, setup(&lab, f64::from(offered), crowd, packets)));
+            let setup = setup(lab, f64::from(offered), crowd, packets);
+            plan.cases.push(case(PER_FLOW, of(crowd.0, packets, offered), setup));
+        }
+    }
+    let three = lab.cores.own(3);
+    for offered in OFFERED_TO_THREE {
+        let of = of(CROWDS[0].0, PACKETS[0], offered);
+        match &three {
+            Ok(cores) => {
+                let mut setup = setup(lab, f64::from(offered), CROWDS[0], PACKETS[0]);
+                setup.services[0].core = cores[0];
+                setup.services[0].more_cores = cores[1..].to_vec();
+                plan.cases.push(case(THREE_CORES, of, setup));
+            }
+            Err(why) => plan.leave_out(THREE_CORES, of, format!("three cores for NFs: {why}")),
         }
     }
     for (name, offered) in ["reset", "strict"].iter().flat_map(|name| STRICT.map(|offered| (*name, offered))) {
-        let mut setup = setup(&lab, f64::from(offered), CROWDS[0], PACKETS[0]);
+        let mut setup = setup(lab, f64::from(offered), CROWDS[0], PACKETS[0]);
         setup.services.iter_mut().filter_map(|service| service.pool.as_mut()).for_each(|pool| pool.strict = name == "strict");
         plan.cases.push(case(name, params(&[("offered", offered.into())]), setup));
     }
-    lab.run(&plan)
+    plan
 }
 
 /// A setup as a case, with its losses and their reasons.
@@ -141,6 +166,19 @@ mod tests {
 
     #[test]
     fn flows_that_end_are_accepted() {
-        assert_accepted(&setup(&lab(1), 60_000.0, CROWDS[0], 4), &[NF]);
+        let mut setup = setup(&lab(1), 60_000.0, CROWDS[0], 4);
+        assert_accepted(&setup, &[NF]);
+        setup.services[0].more_cores = vec![setup.services[0].core + 1];
+        assert_accepted(&setup, &[NF]);
+    }
+
+    #[test]
+    fn nfs_are_on_three_cores_where_there_are_enough() {
+        let lab = lab(1);
+        let plan = plan(&lab);
+        let on_three = plan.cases.iter().filter(|case| case.name == THREE_CORES).count();
+        let wanted = if lab.cores.own(3).is_ok() { (4, 0) } else { (0, 4) };
+        assert_eq!((on_three, plan.left_out.len()), wanted);
+        assert_eq!(plan.cases.len() - on_three, 2 * 2 * 7 + 2 * 6);
     }
 }

@@ -66,13 +66,14 @@ const GROUP: Group = Group {
     title: "Time to give a new flow its NF",
     keys: &["live"],
     columns: &[
+        Column::new("setup_ns_mean", "mean ns", 1.0, 0),
         Column::new("setup_ns_p50", "p50 ns", 1.0, 0),
         Column::new("setup_ns_p99", "p99 ns", 1.0, 0),
         Column::new("setup_ns_p999", "p99.9 ns", 1.0, 0),
         Column::new("activations_per_s", "flows/s", 1.0, 0),
         Column::new("live_flows", "flows in the table", 1.0, 0),
     ],
-    plotted: 2,
+    plotted: 3,
     form: Form::Lines("live"),
 };
 

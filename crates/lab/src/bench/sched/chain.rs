@@ -4,7 +4,7 @@
 //! Costs 120, 270 and 550 on one core at line rate. A packet for which the third NF has no room has
 //! wasted the work of the first two. The default shows how much is wasted where; backpressure
 //! refuses such packets at the entry; weights give each NF what it needs; the ideal is the core's
-//! upper bound.
+//! upper bound. Beside the default under SCHED_OTHER, the same NFs poll.
 //!
 //! # Source
 //! NFVnice, figure 7 and tables 3 and 4.
@@ -13,11 +13,13 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, CPU, DELIVERED, HopSpec, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases,
-    line, params, ratios, schedulers,
+    COST, COSTS, CPU, DELIVERED, HopSpec, MODES, Mode, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT,
+    cases, line, params, ratios, schedulers,
 };
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Trials};
+use crate::bench::report::Params;
+use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -79,13 +81,21 @@ pub fn hops(lab: &Lab) -> Vec<HopSpec> {
 
 pub fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
-    plan.cases = cases_of(lab, &hops(lab));
+    let hops = hops(lab);
+    plan.cases = cases_of(lab, &hops);
+    let polling = cases(&[Mode::Poll], &[Class::Other], &nfs(&hops), |mode, class| line(lab, mode, class, &hops));
+    // After the default.
+    drop(plan.cases.splice(1..1, polling));
     plan
+}
+
+fn nfs(hops: &[HopSpec]) -> Params {
+    params(&[("nfs", json!(hops.len()))])
 }
 
 /// A chain of these hops in every mode under every scheduler.
 pub fn cases_of(lab: &Lab, hops: &[HopSpec]) -> Vec<Case> {
-    cases(&MODES, &schedulers(), &params(&[("nfs", json!(hops.len()))]), |mode, class| line(lab, mode, class, hops))
+    cases(&MODES, &schedulers(), &nfs(hops), |mode, class| line(lab, mode, class, hops))
 }
 
 #[cfg(test)]
@@ -97,9 +107,10 @@ mod tests {
     fn every_mode_runs_under_every_scheduler_with_its_ideal() {
         let plan = plan(&lab(1));
         let names: Vec<&str> = plan.cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names.len(), 24);
-        let first = ["default/other", "weights/other", "backpressure/other", "nfvnice/other", "sluice/other", "ideal/other"];
-        assert_eq!(names[..6], first);
-        assert_eq!(names[23], "ideal/rr100");
+        assert_eq!(names.len(), 25);
+        let first =
+            ["default/other", "poll/other", "weights/other", "backpressure/other", "nfvnice/other", "sluice/other", "ideal/other"];
+        assert_eq!(names[..7], first);
+        assert_eq!(names[24], "ideal/rr100");
     }
 }

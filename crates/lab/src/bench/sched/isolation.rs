@@ -5,11 +5,12 @@
 //! TCP: namespace ─► nf1 (120) ─► nf2 (270) ─► namespace          answers go straight back
 //! UDP: generator ─► nf1 (120) ─► nf2 (270) ─► nf3 (4500) ─► sink
 //! ```
-//! All NFs share a core. UDP arrives faster than nf1 and nf2 can process it, and most of it dies
-//! before nf3; under the default it displaces TCP. UDP runs alone and beside TCP in each variant.
-//! TCP runs alone in each mode under SCHED_OTHER, where it takes a small part of the core and the
-//! scheduler decides nothing. `tcp_kept_ratio` and `udp_kept_ratio` compare within the turn. The
-//! params `tcp_flows` and `udp_flows` distinguish the cases.
+//! The cost of 4,500 stands for the paper's "High". All NFs share a core. UDP arrives faster than
+//! nf1 and nf2 can process it, and most of it dies before nf3; under the default it displaces TCP.
+//! UDP runs alone and beside TCP in each variant. TCP runs alone in each mode under SCHED_OTHER,
+//! where it takes a small part of the core and the scheduler decides nothing. `tcp_kept_ratio` and
+//! `udp_kept_ratio` compare within the turn. The params `tcp_flows` and `udp_flows` distinguish the
+//! cases.
 //!
 //! TCP is paced: iperf3 sends at [`TCP_MBIT`] and no faster. An unpaced flow takes all there is. On
 //! a host with few cores its ends share the manager's core, and would be the bottleneck and thus
@@ -20,16 +21,17 @@
 //! seconds: a TCP flow that is not paced, beside which UDP begins after 15 of 55 seconds and ends
 //! after 40. TCP's bits per second are those that leave towards its receiver, with headers and
 //! repetitions. `tcp_kept_ratio` is its rate beside UDP over its rate before, without the first
-//! [`SETTLE_S`] seconds of each phase. Rows over `paper_s` are the curve.
+//! [`SETTLE_S`] seconds of each phase. Rows over `paper_s` are the curve. With `nf_cores` 2, as in
+//! the paper, the third NF has a core of its own, where neither end of TCP runs. That needs three
+//! cores.
 //!
 //! If UDP displaces a flow altogether, that is a result: `tcp_bps` is then what arrived until the
 //! flow was given up, often 0, and `tcp_starved` is 1.
 //!
 //! # Limits
 //! Needs root, iperf3, and a daemon with DPDK. Everything created on the host is removed, also
-//! after an interruption. In the paper the third NF has a core of its own. There is no ideal: the
-//! chains are at least two processes, which leaves the scheduler a choice. Weights and backpressure
-//! alone run under SCHED_OTHER only.
+//! after an interruption. There is no ideal: the chains are at least two processes, which leaves
+//! the scheduler a choice. Weights and backpressure alone run under SCHED_OTHER only.
 //!
 //! # Source
 //! NFVnice, figure 13.
@@ -40,7 +42,7 @@ use anyhow::anyhow;
 use serde_json::json;
 
 use super::netns::{self, Wires, missing};
-use super::{COST, Mode, PARTS, WASTED, chain_of, name_of, nf_of, params, schedulers};
+use super::{COST, Mode, PARTS, WASTED, chain_of, name_of, nf_cores, nf_of, params, schedulers};
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::Experiment;
 use crate::bench::fair::mean;
@@ -54,7 +56,7 @@ use crate::bench::table::{Column, Form, Group};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "isolation",
     about: "real TCP beside UDP flows with a bottleneck of their own (figure 13)",
-    run: |args| Lab::measure(args, &[COST], |_| plan(missing().as_deref())),
+    run: |args| Lab::measure(args, &[COST], |lab| plan(missing().as_deref(), apart(lab))),
 };
 
 const COSTS: [u64; 3] = [120, 270, 4500];
@@ -92,7 +94,7 @@ const GROUP: Group = Group {
 
 const COURSE: Group = Group {
     title: "TCP that is not paced, before, beside and after UDP",
-    keys: &[],
+    keys: &["nf_cores"],
     columns: &[
         Column::new("tcp_bps.before", "TCP before, Mbit/s", 1e6, 1),
         Column::new("tcp_bps.beside", "beside", 1e6, 1),
@@ -105,7 +107,7 @@ const COURSE: Group = Group {
 };
 const CURVE: Group = Group {
     title: "TCP that is not paced, and UDP from second 15 to 40 of the figure",
-    keys: &[],
+    keys: &["nf_cores"],
     columns: &[Column::new("tcp_bps", "TCP Mbit/s", 1e6, 1), Column::new("udp_pps", "UDP kpps", 1e3, 1)],
     plotted: 2,
     form: Form::LogSeries("paper_s"),
@@ -126,11 +128,17 @@ impl Flows {
     }
 }
 
-/// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Trials {
+/// A core for the third NF alone, or why there is none.
+fn apart(lab: &Lab) -> Result<usize, String> {
+    lab.cores.own(2).map(|own| own[1]).map_err(|why| format!("a core for the third NF: {why}"))
+}
+
+/// `missing` is the reason why the experiment cannot run here; `apart` is a core for the third NF
+/// alone.
+fn plan(missing: Option<&str>, apart: Result<usize, String>) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![
         (GROUP, |v| v.params.contains_key("tcp_flows")),
-        (COURSE, |v| v.params.contains_key("phases")),
+        (COURSE, |v| !v.params.contains_key("tcp_flows") && !v.params.contains_key("paper_s")),
         (CURVE, |v| v.params.contains_key("paper_s")),
     ];
     let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
@@ -145,15 +153,20 @@ fn plan(missing: Option<&str>) -> Trials {
             plan.cases.push(Case::one(name.clone(), flows.params(), move |lab| one(lab, mode, class, flows)));
         }
     }
-    for mode in COURSES {
-        let (name, of) = (name_of(mode, Class::Other), params(&[("phases", json!(3))]));
-        if let Some(why) = missing {
-            plan.leave_out(&name, of, why);
+    let courses = [(params(&[("phases", json!(3))]), Ok(None)), (params(&[nf_cores(2)]), apart.map(Some))];
+    for ((of, third), mode) in courses.iter().flat_map(|course| COURSES.map(|mode| (course, mode))) {
+        let name = name_of(mode, Class::Other);
+        let (third, few) = match third {
+            Ok(core) => (*core, None),
+            Err(why) => (None, Some(why.as_str())),
+        };
+        if let Some(why) = missing.or(few) {
+            plan.leave_out(&name, of.clone(), why);
             continue;
         }
         let (row_name, row_params) = (name.clone(), of.clone());
-        let run = move |lab: &Lab| Ok(rows(&row_name, &row_params, &course(lab, mode)?));
-        plan.cases.push(Case { name, params: of, run: Box::new(run) });
+        let run = move |lab: &Lab| Ok(rows(&row_name, &row_params, &course(lab, mode, third)?));
+        plan.cases.push(Case { name, params: of.clone(), run: Box::new(run) });
     }
     plan
 }
@@ -194,7 +207,7 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
     let before = lab.read(&daemon)?;
     let mut tcp = None;
     if flows.tcp {
-        tcp = Some(wires.tcp(&lab.programs, &ends(lab), TCP_MBIT, lab.args.seconds)?);
+        tcp = Some(wires.tcp(&lab.programs, &ends(lab, None), TCP_MBIT, lab.args.seconds)?);
     } else {
         lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
     }
@@ -223,10 +236,10 @@ fn start(lab: &Lab, setup: &Setup) -> Result<Daemon, Miss> {
     })
 }
 
-/// Cores of the ends of a TCP flow: any but that of the NFs.
-fn ends(lab: &Lab) -> Vec<usize> {
+/// Cores of the ends of a TCP flow: any but that of the NFs, and that of the third alone.
+fn ends(lab: &Lab, third: Option<usize>) -> Vec<usize> {
     let mut cores = lab.cores.besides_manager();
-    cores.retain(|core| *core != lab.cores.shared());
+    cores.retain(|core| *core != lab.cores.shared() && Some(*core) != third);
     cores.push(lab.manager_core);
     cores
 }
@@ -240,18 +253,20 @@ struct Point {
     udp_pps: f64,
 }
 
-/// A TCP flow that is not paced, beside which UDP comes and goes.
-fn course(lab: &Lab, mode: Mode) -> Result<Vec<Point>, Miss> {
+/// A TCP flow that is not paced, beside which UDP comes and goes. The third NF may have a core of
+/// its own.
+fn course(lab: &Lab, mode: Mode, third: Option<usize>) -> Result<Vec<Point>, Miss> {
     let wires = Wires::lay()?;
     let [calm, busy] = [CALM_PPS, UDP_PPS].map(|rate| {
         let devargs = [wires.inside_devargs(), wires.outside_devargs()];
         let mut setup = setup(lab, mode, Class::Other, Flows { tcp: true, udp: true }, devargs);
         setup.traffic.iter_mut().for_each(|udp| udp.rate = rate);
+        setup.services[2].core = third.unwrap_or(setup.services[2].core);
         setup
     });
     let daemon = start(lab, &calm)?;
     lab.warm_up()?;
-    let (programs, cores) = (&lab.programs, ends(lab));
+    let (programs, cores) = (&lab.programs, ends(lab, third));
     let second = Duration::from_secs_f64(lab.args.seconds * SECOND);
     let points = std::thread::scope(|scope| {
         let tcp = scope.spawn(|| wires.tcp(programs, &cores, 0, (second * TCP_UNTIL_S).as_secs_f64()));
@@ -301,7 +316,10 @@ fn rows(name: &str, of: &Params, points: &[Point]) -> Vec<Row> {
     summary.put("udp_pps.beside", settled(UDP_FROM_S, UDP_UNTIL_S, |point| point.udp_pps));
     let curve = points.iter().map(|Point { paper_s, tcp_bps, udp_pps }| {
         let sample = Sample::from([("tcp_bps".into(), *tcp_bps), ("udp_pps".into(), *udp_pps)]);
-        Row::new(name, &params(&[("paper_s", json!(paper_s))]), sample)
+        let mut at = of.clone();
+        at.remove("phases");
+        at.insert("paper_s".into(), json!(paper_s));
+        Row::new(name, &at, sample)
     });
     std::iter::once(summary).chain(curve).collect()
 }
@@ -375,15 +393,18 @@ mod tests {
 
     #[test]
     fn a_host_that_cannot_says_why() {
-        let here = super::plan(None);
+        let here = super::plan(None, Ok(2));
         // TCP alone in each mode; UDP alone and both in three modes under each scheduler and in two
         // more under one.
         let courses = here.cases.iter().filter(|case| case.params.contains_key("phases"));
         let names: Vec<&str> = courses.map(|case| case.name.as_str()).collect();
         assert_eq!(names, ["default/other", "nfvnice/other", "sluice/other"]);
-        assert_eq!(here.cases.len() - names.len(), 5 + 2 * (3 * 4 + 2));
+        let apart = here.cases.iter().filter(|case| case.params == params(&[nf_cores(2)])).count();
+        assert_eq!((apart, here.cases.len() - names.len() - apart), (3, 5 + 2 * (3 * 4 + 2)));
         assert!(here.cases.iter().filter(|case| case.params == FLOWS[0].params()).all(|case| case.name.ends_with("/other")));
-        let nowhere = plan(Some("it needs root"));
+        let few = plan(None, Err("a core".into()));
+        assert_eq!((here.cases.len() - few.cases.len(), few.left_out.iter().filter(|l| l.why == "a core").count()), (3, 3));
+        let nowhere = plan(Some("it needs root"), Ok(2));
         assert!(nowhere.cases.is_empty() && nowhere.left_out.iter().all(|l| l.why == "it needs root"));
         assert_eq!(nowhere.left_out.len(), here.cases.len() + here.left_out.len());
     }
@@ -409,6 +430,8 @@ mod tests {
         assert_eq!((phases, rows[0].get("udp_pps.beside")), ([Some(4e6), Some(3e6), Some(4e6)], Some(1e5)));
         assert_eq!(rows[0].get("tcp_kept_ratio"), Some(0.75));
         assert_eq!((&rows[55].params["paper_s"], rows[55].get("tcp_bps")), (&json!(55), Some(4e6)));
+        let apart = super::rows("sluice/other", &params(&[nf_cores(2)]), &points);
+        assert_eq!(apart[55].params, params(&[nf_cores(2), ("paper_s", json!(55))]));
         let mut unchanged = rows.clone();
         derive(&mut unchanged);
         assert_eq!(unchanged, rows, "a course is compared with itself alone");

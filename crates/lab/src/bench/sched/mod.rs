@@ -3,7 +3,8 @@
 //! # Terms
 //! - *Mode*: the parts that are enabled ([`Mode`]).
 //! - *Default*: the vanilla platform: an NF is woken when packets arrive, sleeps when its rx ring
-//!   is empty or its tx ring full, and the kernel decides the rest.
+//!   is empty or its tx ring full, and the kernel decides the rest. Where a platform's NFs poll
+//!   instead, `chain` has them beside it ([`Mode::Poll`]).
 //! - *Scheduler*: the kernel's class for NFs, and for SCHED_RR its slice ([`schedulers`]). A
 //!   variant is named `MODE/SCHEDULER`.
 //! - *Ideal*: the same work without scheduling: a fused chain, whose handlers are called one after
@@ -69,6 +70,8 @@ pub const LINE_FRAMES: u32 = 32_768;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Default,
+    /// None, with NFs that never sleep: the kernel alone takes the core from one of them.
+    Poll,
     /// Only weights: shares of a core follow load.
     Weights,
     /// Only backpressure: chains are refused at their entry.
@@ -107,6 +110,7 @@ impl Mode {
     pub fn word(self) -> &'static str {
         match self {
             Mode::Default => "default",
+            Mode::Poll => "poll",
             Mode::Weights => "weights",
             Mode::Backpressure => "backpressure",
             Mode::Nfvnice => "nfvnice",
@@ -226,7 +230,9 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[HopSpec]) -> Setup {
     // Each hop draws from its own seed.
     let of_hop = |(hop, seed): (&HopSpec, u64)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &seed.to_string()]);
     setup.services = hops.iter().zip(1..).map(of_hop).collect();
-    setup.services.iter_mut().for_each(|service| service.ring = LINE_RING);
+    let polls = mode == Mode::Poll;
+    setup.services.iter_mut().for_each(|service| (service.ring, service.poll) = (LINE_RING, polls));
+    setup.mechanism = polls.then_some("none");
     setup.frames = LINE_FRAMES;
     let names: Vec<&str> = setup.services.iter().map(|s| s.name.as_str()).collect();
     setup.chains = vec![Chain { run: run_of(mode), ..chain_of("c", &names) }];
@@ -401,7 +407,7 @@ pub mod tests {
             let sched = mode.sched(Class::Other);
             [sched.handover, sched.weights, sched.backpressure, sched.ecn]
         };
-        assert_eq!(of(Mode::Default), [false; 4]);
+        assert_eq!((of(Mode::Default), of(Mode::Poll)), ([false; 4], [false; 4]));
         assert_eq!(of(Mode::Weights), [false, true, false, false]);
         assert_eq!(of(Mode::Backpressure), [false, false, true, false]);
         assert_eq!((of(Mode::Sluice), of(Mode::Ideal)), ([true; 4], [true; 4]));
@@ -471,13 +477,17 @@ pub mod tests {
             assert_eq!(setup.chains[0].services.iter().collect::<Vec<_>>(), names);
             assert_eq!((names.len(), setup.chains[0].run), (2, run_of(mode)));
             assert_eq!(setup.traffic[0].chain, setup.chains[0].name);
+            assert!(setup.mechanism.is_none() && setup.services.iter().all(|service| !service.poll));
         }
+        let polling = line(&lab, Mode::Poll, Class::Other, &hops);
+        assert!(polling.mechanism == Some("none") && polling.services.iter().all(|service| service.poll));
     }
 
     #[test]
     fn the_daemon_accepts_the_configurations() {
         let lab = crate::bench::lab::tests::lab(1);
-        for (mode, class) in MODES.iter().flat_map(|mode| schedulers().map(|class| (*mode, class))) {
+        let modes = MODES.into_iter().chain([Mode::Poll]);
+        for (mode, class) in modes.flat_map(|mode| schedulers().map(|class| (mode, class))) {
             let mut setup = line(&lab, mode, class, &chain::hops(&lab));
             if let Some(sched) = &mut setup.sched {
                 (sched.watermarks, sched.queueing_us) = (Some((20, 40)), Some(50));
