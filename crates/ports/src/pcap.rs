@@ -19,8 +19,8 @@
 //! packets are written by the time the queue is dropped.
 //!
 //! A file that is there keeps what it holds until a packet thread has the port, and one that was
-//! made for a port that no thread gets is removed: a change that is refused leaves no trace. Another
-//! thread opens files, and is not waited for without end (`pcap/file.rs`).
+//! made for a port that no thread gets is removed: a change that is refused leaves no trace.
+//! Another thread opens files and reads them, and is waited for with a limit (`pcap/file.rs`).
 //!
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
@@ -36,7 +36,7 @@ mod file;
 mod format;
 
 use std::fs::Metadata;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -128,7 +128,7 @@ fn source(name: &str, settings: &Pcap, room: usize) -> Result<Option<Source>, Po
     }
     let source = settings.read.as_deref().map(|path| Source::open(name, path, room)).transpose()?;
     if let (Some(source), Some(path)) = (&source, &settings.write)
-        && source.is(path)
+        && source.is(name, path)?
     {
         return Err(refuse("read and write name the same file, which writing would destroy; set another one"));
     }
@@ -144,22 +144,22 @@ impl Source {
     fn open(port: &str, path: &Path, room: usize) -> Result<Self, PortError> {
         let file_error = |source| PortError::File { port: port.into(), doing: "read", path: path.into(), source };
         let refuse = |what: String| PortError::Capture { port: port.into(), path: path.into(), what };
-        let (mut file, metadata) = file::open(path).map_err(file_error)?;
+        let (file, metadata) = file::open(path).map_err(file_error)?;
         if !metadata.is_file() {
             return Err(refuse("not a regular file; a capture is read as a whole before it is replayed".into()));
         }
         if metadata.len() > capture::MAX_BYTES {
             return Err(refuse(format!("{} bytes are too many; split it with `editcap -c`", metadata.len())));
         }
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(file_error)?;
+        let bytes = file::read(file, metadata.len(), OPENING).map_err(file_error)?;
         let capture = capture::decode(bytes, room).map_err(|error| refuse(error.to_string()))?;
         Ok(Self { capture, metadata })
     }
 
     /// Whether a path leads to the file that was read.
-    fn is(&self, path: &Path) -> bool {
-        std::fs::metadata(path).is_ok_and(|other| file::is_same(&other, &self.metadata))
+    fn is(&self, port: &str, path: &Path) -> Result<bool, PortError> {
+        let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
+        Ok(file::look(path).map_err(error)?.is_some_and(|other| file::is_same(&other, &self.metadata)))
     }
 }
 

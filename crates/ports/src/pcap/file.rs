@@ -1,4 +1,4 @@
-//! Files of a port, opened by a thread of their own.
+//! Files of a port, opened and read by a thread of their own.
 //!
 //! A remote file system may not answer, and the opening thread has other work: it waits up to
 //! [`OPENING`]. Files must be regular: a pipe would block, and a symbolic link planted by another
@@ -6,7 +6,7 @@
 //! to read than the manager's traffic.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{Error, ErrorKind, Result, Write};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -15,17 +15,31 @@ use std::time::Duration;
 /// How long a file system may take for an answer.
 pub const OPENING: Duration = Duration::from_secs(5);
 
+/// Bytes of a file that must come within [`OPENING`]. A large file takes longer as a whole, on a
+/// disk as well: what tells a dead file system from a slow one is that nothing comes.
+const PIECE: u64 = 16 << 20;
+
 const FLAGS: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
-/// Runs what may wait for a file system in a thread of its own.
-fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+/// Runs what may wait for a file system in a thread of its own. Waits up to `limit` for the result,
+/// and anew each time that `work` calls its argument, which returns whether somebody still waits.
+fn apart<T: Send + 'static>(limit: Duration, work: impl FnOnce(&dyn Fn() -> bool) -> Result<T> + Send + 'static) -> Result<T> {
     let (to, from) = channel();
     std::thread::Builder::new().name("pcap-open".into()).spawn(move || {
+        let done = work(&|| to.send(None).is_ok());
         // If it took too long, there is no receiver, and files are closed here.
-        let _ = to.send(work());
+        let _ = to.send(Some(done));
     })?;
-    let late = |_| Error::new(ErrorKind::TimedOut, "its file system does not answer; see whether it is mounted from another host");
-    from.recv_timeout(OPENING).map_err(late)?
+    loop {
+        match from.recv_timeout(limit) {
+            Ok(None) => {}
+            Ok(Some(done)) => return done,
+            Err(_) => {
+                let what = "its file system does not answer; see whether it is mounted from another host";
+                return Err(Error::new(ErrorKind::TimedOut, what));
+            }
+        }
+    }
 }
 
 fn explained(error: Error) -> Error {
@@ -44,11 +58,30 @@ pub fn is_same(a: &Metadata, b: &Metadata) -> bool {
 /// Opens a file to read, without blocking on special files.
 pub fn open(path: &Path) -> Result<(File, Metadata)> {
     let path = path.to_path_buf();
-    apart(move || {
+    apart(OPENING, move |_| {
         let file = OpenOptions::new().read(true).custom_flags(FLAGS).open(path).map_err(explained)?;
         let metadata = file.metadata()?;
         Ok((file, metadata))
     })
+}
+
+/// Reads a file of `len` bytes as a whole. Each [`PIECE`] must come within `limit`.
+pub fn read(file: File, len: u64, limit: Duration) -> Result<Vec<u8>> {
+    apart(limit, move |goes_on| {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len as usize)?;
+        while (&file).take(PIECE).read_to_end(&mut bytes)? > 0 && goes_on() {}
+        Ok(bytes)
+    })
+}
+
+/// What a path leads to, if to anything.
+///
+/// # Errors
+/// If there is no answer.
+pub fn look(path: &Path) -> Result<Option<Metadata>> {
+    let path = path.to_path_buf();
+    apart(OPENING, move |_| Ok(std::fs::metadata(path).ok()))
 }
 
 /// A file to write. Until its port is in use, it keeps what it held. A file that was made for a
@@ -68,7 +101,7 @@ impl Target {
     /// now.
     pub fn open(path: &Path, header: Vec<u8>) -> Result<Self> {
         let path = path.to_path_buf();
-        apart(move || {
+        apart(OPENING, move |_| {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o640).custom_flags(FLAGS | libc::O_NOFOLLOW);
             let (file, is_unused) = match options.open(&path) {
@@ -109,6 +142,28 @@ impl Drop for Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_which_no_more_comes_is_not_waited_for() {
+        // A pipe stands for a file on a host that is gone.
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(b"part").unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(reader));
+        let error = read(file, 9, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert!(error.to_string().contains("does not answer"), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_several_pieces_is_read_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large");
+        let file = File::create(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"end", PIECE + 1).unwrap();
+        let (file, metadata) = open(&path).unwrap();
+        let bytes = read(file, metadata.len(), OPENING).unwrap();
+        assert_eq!((bytes.len() as u64, &bytes[bytes.len() - 3..]), (PIECE + 4, &b"end"[..]));
+    }
 
     #[test]
     fn only_the_file_that_was_made_is_removed() {
