@@ -150,6 +150,7 @@ impl OwnedQueue {
     /// A queue that belongs to a thread.
     pub fn new(port: u16, mut queue: Box<dyn PortQueue>, overload: Overload, counters: Arc<QueueCounters>) -> Self {
         queue.count_with(&counters);
+        queue.begin();
         Self {
             port,
             queue,

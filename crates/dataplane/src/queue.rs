@@ -24,6 +24,10 @@ pub trait PortQueue: Send {
     /// counts packets that it accepts and drops, see [`PortQueue::count_with`].
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
 
+    /// Called once, when a packet thread gets the queue: until then, what it writes to stays as it
+    /// was. May make system calls.
+    fn begin(&mut self) {}
+
     /// Sets the counters for packets that it drops by itself.
     fn count_with(&mut self, _counters: &Arc<QueueCounters>) {}
 

@@ -18,10 +18,9 @@
 //! was replayed from. What that capture had cut off counts for the packet's original length. All
 //! packets are written by the time the queue is dropped.
 //!
-//! Files are opened by a separate thread, with a timeout of [`OPENING`]: a remote file system may
-//! not answer, and the opening thread has other work. They must be regular files: a pipe would
-//! block, and a symbolic link planted by another user would have another file overwritten. The new
-//! file's mode is 0640: it must not be easier to read than the manager's traffic.
+//! A file that is there keeps what it holds until a packet thread has the port, and one that was
+//! made for a port that no thread gets is removed: a change that is refused leaves no trace.
+//! Another thread opens files and reads them, and is waited for with a limit (`pcap/file.rs`).
 //!
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
@@ -33,15 +32,15 @@
 //! not taken when the port is closed is not written. Packets for a port that does not write are
 //! dropped and counted as `swallowed`.
 
+mod file;
 mod format;
 
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::fs::Metadata;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -55,6 +54,7 @@ use super::pace::Pacer;
 use super::spread;
 use crate::error::PortError;
 use crate::origin::{FrameOrigin, Origins};
+use file::{OPENING, Target};
 use format::FileFormat;
 use sluice_api::config::{Pcap, PcapSpeed, PcapTimes};
 use sluice_api::model::PortState;
@@ -76,15 +76,12 @@ pub const RETRY: Duration = Duration::from_millis(100);
 /// Least time between two log lines about a refusing disk.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
-/// How long the opening of a file may take.
-pub const OPENING: Duration = Duration::from_secs(5);
-
 /// Opens a port. `room` is the largest packet that a frame holds, in bytes; `origins` has what
 /// captures say of packets.
 ///
 /// # Errors
 /// [`PortError::Setting`] for contradictory settings, [`PortError::File`] if a file cannot be read
-/// or written, [`PortError::Capture`] if the capture cannot be replayed. The output file is created
+/// or written, [`PortError::Capture`] if the capture cannot be replayed. The output file is opened
 /// only after all other checks.
 pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize, origins: &Arc<Origins>) -> Result<OpenPort, PortError> {
     let source = source(name, settings, room)?;
@@ -131,34 +128,11 @@ fn source(name: &str, settings: &Pcap, room: usize) -> Result<Option<Source>, Po
     }
     let source = settings.read.as_deref().map(|path| Source::open(name, path, room)).transpose()?;
     if let (Some(source), Some(path)) = (&source, &settings.write)
-        && source.is(path)
+        && source.is(name, path)?
     {
         return Err(refuse("read and write name the same file, which writing would destroy; set another one"));
     }
     Ok(source)
-}
-
-/// Opens a file without blocking on special files, and with a timeout. A file to write is created
-/// if it is missing, and is not truncated.
-fn open_file(path: &Path, to_write: bool) -> std::io::Result<(File, Metadata)> {
-    let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    if to_write {
-        flags |= libc::O_NOFOLLOW;
-    }
-    let mut options = OpenOptions::new();
-    options.read(!to_write).write(to_write).create(to_write).mode(0o640).custom_flags(flags);
-    let own = path.to_path_buf();
-    let (done, opened) = channel();
-    std::thread::Builder::new().name("pcap-open".into()).spawn(move || {
-        // If it took too long, there is no receiver, and the file is closed.
-        let _ = done.send(options.open(own).and_then(|file| file.metadata().map(|metadata| (file, metadata))));
-    })?;
-    let late = |_| Error::new(ErrorKind::TimedOut, "its file system does not answer; see whether it is mounted from another host");
-    opened.recv_timeout(OPENING).map_err(late)?.map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => Error::new(error.kind(), "it is a symbolic link, and is not followed; name the file itself"),
-        Some(libc::ENXIO) => Error::new(error.kind(), "it is no regular file; name another one"),
-        _ => error,
-    })
 }
 
 struct Source {
@@ -170,22 +144,22 @@ impl Source {
     fn open(port: &str, path: &Path, room: usize) -> Result<Self, PortError> {
         let file_error = |source| PortError::File { port: port.into(), doing: "read", path: path.into(), source };
         let refuse = |what: String| PortError::Capture { port: port.into(), path: path.into(), what };
-        let (mut file, metadata) = open_file(path, false).map_err(file_error)?;
+        let (file, metadata) = file::open(path).map_err(file_error)?;
         if !metadata.is_file() {
             return Err(refuse("not a regular file; a capture is read as a whole before it is replayed".into()));
         }
         if metadata.len() > capture::MAX_BYTES {
             return Err(refuse(format!("{} bytes are too many; split it with `editcap -c`", metadata.len())));
         }
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(file_error)?;
+        let bytes = file::read(file, metadata.len(), OPENING).map_err(file_error)?;
         let capture = capture::decode(bytes, room).map_err(|error| refuse(error.to_string()))?;
         Ok(Self { capture, metadata })
     }
 
     /// Whether a path leads to the file that was read.
-    fn is(&self, path: &Path) -> bool {
-        std::fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (self.metadata.dev(), self.metadata.ino()))
+    fn is(&self, port: &str, path: &Path) -> Result<bool, PortError> {
+        let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
+        Ok(file::look(path).map_err(error)?.is_some_and(|other| file::is_same(&other, &self.metadata)))
     }
 }
 
@@ -291,6 +265,8 @@ struct Buffer {
 struct Exchange {
     full: ArrayQueue<Buffer>,
     empty: ArrayQueue<Buffer>,
+    /// A packet thread has the port.
+    is_begun: AtomicBool,
     stop: AtomicBool,
     written: AtomicU64,
     lost: AtomicU64,
@@ -312,6 +288,8 @@ struct Writer {
     format: FileFormat,
     labels: Labels,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected once the thread has let go of the file.
+    ended: Receiver<()>,
     /// Wall clock minus monotonic clock in nanoseconds, when the file was created.
     epoch_ns: u64,
 }
@@ -319,24 +297,16 @@ struct Writer {
 impl Writer {
     fn create(port: &str, path: &Path, labels: Labels) -> Result<Self, PortError> {
         let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
-        let (mut file, metadata) = open_file(path, true).map_err(error)?;
-        // /dev/null is allowed: its data is meant to be discarded.
-        let is_nowhere = metadata.rdev() == rustix::fs::makedev(1, 3) && metadata.file_type().is_char_device();
-        if metadata.is_file() {
-            file.set_len(0).map_err(error)?;
-        } else if !is_nowhere {
-            return Err(error(Error::new(ErrorKind::InvalidInput, "it is no regular file; name another one")));
-        }
-        let header = FileFormat::of(path).header(port);
-        file.write_all(&header).map_err(error)?;
-        Self::start(port, path, file, header.len() as u64, labels).map_err(error)
+        let target = Target::open(path, FileFormat::of(path).header(port)).map_err(error)?;
+        Self::start(port, target, labels).map_err(error)
     }
 
-    /// Starts the thread. `end` is the length of the file.
-    fn start(port: &str, path: &Path, file: File, end: u64, labels: Labels) -> std::io::Result<Self> {
+    /// Starts the thread.
+    fn start(port: &str, target: Target, labels: Labels) -> std::io::Result<Self> {
         let exchange = Arc::new(Exchange {
             full: ArrayQueue::new(BUFFERS),
             empty: ArrayQueue::new(BUFFERS),
+            is_begun: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             written: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -347,13 +317,16 @@ impl Writer {
             // The queue holds them all.
             let _ = exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 });
         }
-        let output = Output { port: port.into(), path: path.into(), file, end, refused: false, reported: None };
-        let shared = exchange.clone();
-        let thread = std::thread::Builder::new().name(format!("pcap-{port}")).spawn(move || output.run(&shared))?;
+        let format = FileFormat::of(&target.path);
+        let output = Output { port: port.into(), target, refused: false, reported: None };
+        let (shared, (ends, ended)) = (exchange.clone(), channel());
+        let thread = std::thread::Builder::new().name(format!("pcap-{port}")).spawn(move || {
+            let _ends = ends;
+            output.run(&shared);
+        })?;
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let epoch_ns = wall_ns.wrapping_sub(monotonic_ns());
-        let format = FileFormat::of(path);
-        Ok(Self { buffer: exchange.empty.pop(), exchange, format, labels, thread: Some(thread), epoch_ns })
+        Ok(Self { buffer: exchange.empty.pop(), exchange, format, labels, thread: Some(thread), ended, epoch_ns })
     }
 
     /// Copies packets to the buffers, and returns how many fitted.
@@ -411,7 +384,10 @@ impl Drop for Writer {
         // Release: a thread that sees the stop flag sees the last buffer in the queue.
         self.exchange.stop.store(true, Ordering::Release);
         self.wake();
-        if let Some(thread) = self.thread.take() {
+        if !self.exchange.is_begun.load(Ordering::Relaxed) {
+            // It may have a file to remove. Without an answer to that it ends by itself.
+            let _ = self.ended.recv_timeout(OPENING);
+        } else if let Some(thread) = self.thread.take() {
             // It does not panic, and if it did, nothing would be left to do.
             let _ = thread.join();
         }
@@ -421,11 +397,8 @@ impl Drop for Writer {
 /// The file, as the writing thread owns it.
 struct Output {
     port: String,
-    path: PathBuf,
-    file: File,
-    /// Where the last whole packet ends.
-    end: u64,
-    /// The last write failed, so that part of a packet may lie after `end`.
+    target: Target,
+    /// The last write failed, so that part of a packet may lie after the last whole one.
     refused: bool,
     /// When the log last reported the reason.
     reported: Option<Instant>,
@@ -433,14 +406,19 @@ struct Output {
 
 impl Output {
     fn run(mut self, exchange: &Exchange) {
+        if !self.is_put_in_use(exchange) {
+            return;
+        }
+        let header = FileFormat::of(&self.target.path).header(&self.port);
         let mut nap = Duration::from_millis(1);
         let (mut refused, mut lost) = (None, 0);
         loop {
             // Acquire, before reading the queue: buffers from before the stop are written.
             let stop = exchange.stop.load(Ordering::Acquire);
+            let has_header = self.target.end > 0 || self.write(&header, exchange);
             while let Some(mut buffer) = refused.take().or_else(|| exchange.full.pop()) {
                 nap = Duration::from_millis(1);
-                if self.write(&buffer, exchange) {
+                if has_header && self.write(&buffer.bytes[..buffer.len], exchange) {
                     exchange.written.fetch_add(buffer.packets, Ordering::Relaxed);
                     // Here, too: under load the queue may never be empty.
                     let _ = exchange.link.set(PortState::Up);
@@ -457,14 +435,15 @@ impl Output {
             }
             if stop {
                 if lost > 0 {
-                    let path = self.path.display();
+                    let path = self.target.path.display();
                     error!("port {}: packets lost because {path} could not be written when it was closed: {lost}", self.port);
                 }
                 return;
             }
             // Has no effect while the supervisor takes the changes: then the next round sets it.
-            let _ = exchange.link.set(if refused.is_some() { PortState::Blocked } else { PortState::Up });
-            if refused.is_some() {
+            let is_refused = !has_header || refused.is_some();
+            let _ = exchange.link.set(if is_refused { PortState::Blocked } else { PortState::Up });
+            if is_refused {
                 // Not parked: more packets are no reason to try again.
                 std::thread::sleep(RETRY);
             } else {
@@ -474,13 +453,29 @@ impl Output {
         }
     }
 
-    /// Writes a buffer after the last whole packet, and returns whether the disk accepted it.
-    fn write(&mut self, buffer: &Buffer, exchange: &Exchange) -> bool {
-        let bytes = &buffer.bytes[..buffer.len];
-        let written = if self.refused { self.cut_back() } else { Ok(()) }.and_then(|()| self.file.write_all(bytes));
-        match written {
+    /// Waits until a packet thread has the port. Returns whether one ever did.
+    fn is_put_in_use(&mut self, exchange: &Exchange) -> bool {
+        loop {
+            // The stop first: a port that is closed after it was begun is written to its end.
+            let stop = exchange.stop.load(Ordering::Acquire);
+            if exchange.is_begun.load(Ordering::Acquire) {
+                self.target.is_unused = false;
+                return true;
+            }
+            if stop {
+                return false;
+            }
+            std::thread::park();
+        }
+    }
+
+    /// Writes after the last whole packet, or over what the file held before. Returns whether the
+    /// disk accepted it.
+    fn write(&mut self, bytes: &[u8], exchange: &Exchange) -> bool {
+        let cut = if self.refused || self.target.end == 0 { self.cut_back() } else { Ok(()) };
+        match cut.and_then(|()| self.target.file.write_all(bytes)) {
             Ok(()) => {
-                self.end += bytes.len() as u64;
+                self.target.end += bytes.len() as u64;
                 self.refused = false;
                 true
             }
@@ -489,7 +484,11 @@ impl Output {
                 let is_known = self.reported.is_some_and(|at| at.elapsed() < REPORT_EVERY);
                 if !std::mem::replace(&mut self.refused, true) && !is_known {
                     self.reported = Some(Instant::now());
-                    error!("port {}: cannot write {}: {error}; it is tried again each {RETRY:?}", self.port, self.path.display());
+                    error!(
+                        "port {}: cannot write {}: {error}; it is tried again each {RETRY:?}",
+                        self.port,
+                        self.target.path.display()
+                    );
                 }
                 // A capture must not end with part of a packet while the disk refuses the rest. If
                 // this fails, too, the next attempt begins with it.
@@ -501,8 +500,9 @@ impl Output {
 
     /// Truncates the file after the last whole packet.
     fn cut_back(&mut self) -> std::io::Result<()> {
-        self.file.set_len(self.end)?;
-        self.file.seek(SeekFrom::Start(self.end)).map(drop)
+        let Target { file, end, .. } = &mut self.target;
+        file.set_len(*end)?;
+        file.seek(SeekFrom::Start(*end)).map(drop)
     }
 }
 
@@ -527,6 +527,13 @@ impl PortQueue for PcapQueue {
         };
         frames.free_packets(&packets[..n]);
         n
+    }
+
+    fn begin(&mut self) {
+        if let Some(writer) = &self.writer {
+            writer.exchange.is_begun.store(true, Ordering::Release);
+            writer.wake();
+        }
     }
 
     fn count_with(&mut self, counters: &Arc<QueueCounters>) {
@@ -573,6 +580,9 @@ impl PortQueue for PcapQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::path::PathBuf;
+
     use super::*;
     use crate::capture::tests::{Wanted, packets, pcap_of};
     use pcap_file::pcap::PcapReader;
@@ -582,9 +592,11 @@ mod tests {
 
     const ROOM: usize = 2112;
 
-    /// Opens a port of a process that has no other; no origins are kept.
+    /// Opens a port of a process that has no other, and begins to use it; no origins are kept.
     fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
-        super::open(name, queues, settings, room, &Arc::default())
+        let mut port = super::open(name, queues, settings, room, &Arc::default())?;
+        port.queues.iter_mut().for_each(|queue| queue.begin());
+        Ok(port)
     }
 
     fn labels() -> Labels {
@@ -667,6 +679,7 @@ mod tests {
         let writes = Pcap { write: Some(target.into()), times, ..Pcap::default() };
         let mut from = super::open("in", 1, &reads, ROOM, &origins).unwrap();
         let mut to = super::open("out", 1, &writes, ROOM, &origins).unwrap();
+        to.queues[0].begin();
         let mut frames = cache(64);
         let mut burst = [Packet::default(); BURST];
         loop {
@@ -891,6 +904,7 @@ mod tests {
         let exchange = Arc::new(Exchange {
             full: ArrayQueue::new(BUFFERS),
             empty: ArrayQueue::new(BUFFERS),
+            is_begun: AtomicBool::new(true),
             stop: AtomicBool::new(false),
             written: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -901,8 +915,9 @@ mod tests {
             assert!(exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 }).is_ok());
         }
         let buffer = exchange.empty.pop();
+        let (exchanged, ended) = (exchange.clone(), channel().1);
         let writer =
-            Writer { buffer, exchange: exchange.clone(), format: FileFormat::Pcap, labels: labels(), thread: None, epoch_ns: 0 };
+            Writer { buffer, exchange: exchanged, format: FileFormat::Pcap, labels: labels(), thread: None, ended, epoch_ns: 0 };
         let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
         let mut frames = cache(64);
         let each = BUFFER / FileFormat::Pcap.size(2000);
@@ -930,23 +945,45 @@ mod tests {
     fn what_the_disk_refuses_to_the_end_is_counted_and_the_file_stays_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.pcap");
-        drop(Writer::create("p", &path, labels()).unwrap());
-        // A file that is open for reading only refuses writes, and truncation.
-        let file = File::open(&path).unwrap();
-        let writer = Writer::start("p", &path, file, 24, labels()).unwrap();
-        let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
-        let mut frames = cache(64);
-        let exchange = queue.writer.as_ref().unwrap().exchange.clone();
-        for _ in 0..2 {
-            let packets = burst(&mut frames, 10, 60);
-            assert_eq!(queue.tx_burst(&packets, &mut frames, 0), 10);
-            queue.housekeeping(0);
+        drop(open("p", 1, &Pcap { write: Some(path.clone()), ..Pcap::default() }, ROOM).unwrap());
+        // With a header, and before that is written.
+        for end in [24, 0] {
+            // A file that is open for reading only refuses writes, and truncation.
+            let target = Target { file: File::open(&path).unwrap(), path: path.clone(), is_unused: false, end };
+            let writer = Writer::start("p", target, labels()).unwrap();
+            let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
+            queue.begin();
+            let mut frames = cache(64);
+            let exchange = queue.writer.as_ref().unwrap().exchange.clone();
+            for _ in 0..2 {
+                let packets = burst(&mut frames, 10, 60);
+                assert_eq!(queue.tx_burst(&packets, &mut frames, 0), 10);
+                queue.housekeeping(0);
+            }
+            drop(queue);
+            assert_eq!(exchange.lost.load(Ordering::Relaxed), 20);
+            assert!(exchange.errors.load(Ordering::Relaxed) >= 1);
+            assert_eq!(exchange.written.load(Ordering::Relaxed), 0);
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 24);
         }
-        drop(queue);
-        assert_eq!(exchange.lost.load(Ordering::Relaxed), 20);
-        assert!(exchange.errors.load(Ordering::Relaxed) >= 1);
-        assert_eq!(exchange.written.load(Ordering::Relaxed), 0);
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 24);
+    }
+
+    #[test]
+    fn files_are_as_they_were_until_a_thread_has_the_port() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, before) in [("old.pcap", Some("precious")), ("empty.pcap", Some("")), ("new.pcap", None)] {
+            let path = folder.path().join(name);
+            if let Some(before) = before {
+                std::fs::write(&path, before).unwrap();
+            }
+            let settings = Pcap { write: Some(path.clone()), ..Pcap::default() };
+            for queues in [1, 2] {
+                drop(super::open("p", queues, &settings, ROOM, &Arc::default()).unwrap());
+                assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), before, "{name}");
+            }
+            drop(open("p", 2, &settings, ROOM).unwrap());
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 24, "{name}");
+        }
     }
 
     #[test]

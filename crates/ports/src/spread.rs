@@ -127,6 +127,10 @@ impl PortQueue for Trunk {
         self.device.tx_burst(packets, frames, now_ns)
     }
 
+    fn begin(&mut self) {
+        self.device.begin();
+    }
+
     fn count_with(&mut self, counters: &Arc<QueueCounters>) {
         self.device.count_with(counters);
     }

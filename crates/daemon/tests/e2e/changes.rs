@@ -209,15 +209,18 @@ fn a_port_that_is_replaced_and_removed_in_one_apply_loses_nothing() {
 #[test]
 fn an_apply_that_is_refused_has_opened_no_port() {
     let mut daemon = Daemon::start("", &steady());
-    let file = daemon.folder().join("n2.pcap");
+    let (file, new) = (daemon.folder().join("n2.pcap"), daemon.folder().join("new.pcap"));
+    std::fs::write(&file, "a capture of before").unwrap();
     let more = steady()
         + &port("n1", "gen", "rate = 1000")
         + &port("n2", "pcap", &format!("write = {file:?}"))
+        + &port("new", "pcap", &format!("write = {new:?}"))
         // Root passes the permission check, but no file can be made there.
         + &port("n3", "pcap", "write = \"/proc/sluice.pcap\"");
     apply(&daemon, "", &more).unwrap_err();
     let names: Vec<String> = daemon.stats().ports.into_iter().map(|port| port.name).collect();
     assert_eq!(names, ["steady", "all"]);
+    assert_eq!((std::fs::read_to_string(&file).unwrap().as_str(), new.exists()), ("a capture of before", false));
     assert_eq!(apply(&daemon, "", &steady()).unwrap(), 0, "nothing is to be mended");
     settle(daemon);
 }

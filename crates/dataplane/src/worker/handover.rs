@@ -55,7 +55,7 @@ use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
 use sluice_shm::core_page::{CorePage, WHOLE};
 
 use super::shortlist::{CANDIDATES, Named, Shortlist};
-use super::thefts::{CROWD, GUARDED_NS, Thefts};
+use super::thefts::{CROWD, GUARDED_NS, LOOK_WAKES, Thefts};
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
 
@@ -225,6 +225,13 @@ impl Member {
     /// Whether it was to wait for its own doorbell as well, and does not.
     fn is_deaf(&self) -> bool {
         self.guarded_until_ns != 0 && !self.is_alone() && self.handle.is_deaf()
+    }
+
+    /// How many sleepers a rescue would wake at most.
+    fn wanted(&mut self, now: u64) -> u32 {
+        let moved = self.moved();
+        let sleepers = self.thefts.wanted(moved, now);
+        if self.is_deaf() { sleepers.max(CROWD) } else { sleepers }
     }
 
     /// Counts a rescue. Returns how many sleepers on its doorbell on the page to wake.
@@ -503,16 +510,24 @@ impl Handover {
             self.lied_ns = now;
         }
         self.correct_running(now);
-        let mut left = RESCUES;
+        let (mut left, mut wakes) = (RESCUES, LOOK_WAKES);
         // Those behind the last one first, so that all get their turn in the end.
         let late = &late[..waiting];
         let last = self.last_rescued;
         let (behind, before) = (late.iter().filter(|at| **at > last), late.iter().filter(|at| **at <= last));
         for at in behind.chain(before) {
-            if left > 0 && self.is_overdue(*at, nfs, now) && self.members[*at].may_be_woken(now) {
-                left -= 1;
+            if left == 0 || !self.is_overdue(*at, nfs, now) {
+                continue;
+            }
+            let wanted = self.members[*at].wanted(now);
+            if wanted > wakes {
+                // It is the first of the next look.
+                break;
+            }
+            if self.members[*at].may_be_woken(now) {
+                (left, wakes) = (left - 1, wakes - wanted);
                 self.last_rescued = *at;
-                self.rescue(*at, index, now);
+                self.rescue(*at, index, wanted, now);
             }
         }
     }
@@ -668,8 +683,9 @@ impl Handover {
         wakeup::part_ns(wakeup::round_ns(takers), f64::from(share) / f64::from(whole))
     }
 
-    /// Wakes an NF whatever the page says, and takes out NFs that do not move.
-    fn rescue(&mut self, at: usize, index: usize, now: u64) {
+    /// Wakes an NF whatever the page says, among `most` sleepers at most, and takes out NFs that do
+    /// not move.
+    fn rescue(&mut self, at: usize, index: usize, most: u32, now: u64) {
         let slot = self.members[at].handle.slot;
         // If no NF moved since the last rescue, the core was not available to any.
         let counts = self.moved_ns > self.rescued_ns;
@@ -720,7 +736,7 @@ impl Handover {
             (member.alone_until_ns, sleepers) = (member.alone_until_ns.max(now + GUARDED_NS), sleepers.max(CROWD));
             self.set_alone(at, true);
         }
-        let member = &mut self.members[at];
+        let (member, sleepers) = (&mut self.members[at], sleepers.min(most));
         member.thefts.woke(sleepers, member.handle.rouse(sleepers));
         member.handle.rung_ns.store(now, Ordering::Relaxed);
         member.handle.counters[index].api.wakes.add(1);

@@ -689,6 +689,38 @@ fn one_that_sleeps_behind_more_than_a_rescue_wakes_is_reached_by_the_next_one() 
 }
 
 #[test]
+fn rescues_of_a_look_wake_no_more_than_one_may_and_the_next_look_goes_on() {
+    // How many crowds the last rescue of each has woken, and looks that the next ones take.
+    for (crowds, looks) in [(0, 1), (3, 2), (7, RESCUES)] {
+        let mut rig = Rig::new(RESCUES as u16);
+        rig.pass(2 * MS);
+        for nf in 0..RESCUES {
+            let thefts = &mut rig.handover.members[nf].thefts;
+            for _ in 0..crowds {
+                let asked = thefts.count(0, rig.now);
+                thefts.woke(asked, asked as usize);
+            }
+            rig.post(nf, 5);
+            rig.nfs[nf].handle.region.page.asleep().store(asleep::ASLEEP, Ordering::Relaxed);
+        }
+        rig.page().running().store(1, Ordering::Relaxed);
+        let (mut taken, mut rescued) = (0, Vec::new());
+        while rescued.len() < RESCUES {
+            let now = rig.now;
+            let wanted: Vec<u32> = rig.handover.members.iter_mut().map(|member| member.wanted(now)).collect();
+            let before: Vec<u64> = (0..RESCUES).map(|nf| rig.wakes(nf)).collect();
+            rig.pass(STEP_NS);
+            let newly: Vec<usize> = (0..RESCUES).filter(|nf| rig.wakes(*nf) > before[*nf]).collect();
+            assert!(newly.iter().map(|nf| wanted[*nf]).sum::<u32>() <= LOOK_WAKES, "{crowds}: {newly:?} of {wanted:?}");
+            taken += usize::from(!newly.is_empty());
+            rescued.extend(newly);
+        }
+        rescued.sort_unstable();
+        assert_eq!((taken, rescued), (looks, (0..RESCUES).collect::<Vec<_>>()), "{crowds}");
+    }
+}
+
+#[test]
 fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
     const THREADS: usize = 40;
     let mut rig = Rig::new(2);

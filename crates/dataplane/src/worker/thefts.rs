@@ -16,6 +16,9 @@ pub(super) const GUARDED_NS: u64 = 1_000_000_000;
 pub(super) const CROWD: u32 = 256;
 /// Most crowds that one rescue wakes.
 const CROWDS: u32 = 8;
+/// Sleepers that the rescues of a look wake at most together: as many as one of them may have to
+/// wake. With more, the round of the thread would be longer for all tenants.
+pub(super) const LOOK_WAKES: u32 = CROWDS * CROWD;
 
 /// Rescues of an NF, as far as others may have taken its wakes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,6 +53,11 @@ impl Thefts {
         if self.n <= THEFTS { CROWD } else { 1 }
     }
 
+    /// What [`Thefts::count`] would return.
+    pub(super) fn wanted(mut self, moved: u64, now: u64) -> u32 {
+        self.count(moved, now)
+    }
+
     /// Notes how many of those that were to be woken were there.
     pub(super) fn woke(&mut self, asked: u32, woken: usize) {
         self.are_more = asked > 1 && woken >= asked as usize;
@@ -81,8 +89,9 @@ mod tests {
     fn rescues_behind(others: u32, again: Again) -> Option<u64> {
         let (mut thefts, mut before_it) = (Thefts::default(), others);
         for n in 1..=50 {
+            let wanted = thefts.wanted(0, NOW + n * MS);
             let asked = thefts.count(0, NOW + n * MS);
-            assert!(asked <= CROWDS * CROWD);
+            assert!(asked == wanted && asked <= LOOK_WAKES, "one has its turn in a look that it is first in");
             thefts.woke(asked, asked.min(others + 1) as usize);
             if asked > before_it {
                 return Some(n);

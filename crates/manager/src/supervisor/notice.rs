@@ -2,8 +2,8 @@
 
 use sluice_host::attach;
 
-/// A kind of lines of which at most one a second is written ([`sluice_host::notice`]). Kinds about
-/// NFs are separate for each service.
+/// A kind of lines, of which at most [`BURST`](sluice_host::notice::BURST) are written in
+/// [`EVERY`](sluice_host::notice::EVERY). Kinds about NFs are separate for each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum NoticeKind {
     Closed(std::mem::Discriminant<attach::Dropped>),

@@ -109,7 +109,7 @@ pub(super) struct Host {
     pub(super) record: Option<Record>,
     pub(super) epoll: OwnedFd,
     pub(super) outputs: Outputs,
-    /// Lines that are logged at most once a second.
+    /// Lines of which few of each kind are logged.
     pub(super) notices: Notices<notice::NoticeKind>,
     pub(super) runtime_dir: runtime_dir::DirWatch,
     pub(super) holes: holes::Holes,
