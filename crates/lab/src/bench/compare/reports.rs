@@ -21,8 +21,10 @@
 //! 3. All experiments together have changed if the median of their changes is far from 0, by the
 //!    same noise. This is tested only where the host's speed is known.
 //! 4. A variant with [`FEWEST_RUNS`] or more on both sides has changed if no run before is among
-//!    those after, and its change is far from that of its experiment, by how far all of its
-//!    variants scatter.
+//!    those after, and its change is far from that of its experiment, by how far the changes of the
+//!    other variants scatter. Here, what is far off counts in full: where others are far off as
+//!    well, as by a disk that is slow at times, being so says little of this one. Where its own runs
+//!    scatter much more than that ([`OWN`]), their scatter counts instead.
 //! 5. The exit status is one answer to all tests, and one false alarm makes it wrong. So the
 //!    probability that counts is that of any false alarm, by S. Holm's procedure. It allows tests
 //!    that depend on each other, as rates of a chain and of its NFs do. (By the procedure of Y.
@@ -32,7 +34,8 @@
 //! # Limits
 //! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0.
 //! - A single run of a variant can be off by any amount, so a quick report shows no change of one
-//!   variant alone. Measure its experiment again, with more repeats.
+//!   variant alone, and several that changed hide each other. Measure their experiment again, with
+//!   more repeats.
 //! - On a noisy host only large changes of one experiment show; the noise is printed.
 
 #[cfg(test)]
@@ -57,6 +60,8 @@ const FEWEST_VARIANTS: usize = 6;
 const FEWEST_EXPERIMENTS: usize = 8;
 /// Fewest runs of a variant by which it is tested alone.
 const FEWEST_RUNS: usize = 3;
+/// From how many times the scatter of the other variants on the runs of one count by themselves.
+const OWN: f64 = 2.0;
 /// What makes a part of a change.
 const HOST: &str = "the host";
 
@@ -65,18 +70,46 @@ const HOST: &str = "the host";
 struct VariantChange {
     variant: String,
     change: f64,
-    /// Whether no run before is among those after; none if there are too few.
-    is_apart: Option<bool>,
+    /// Its runs; none if there are too few.
+    runs: Option<Runs>,
+}
+
+/// How the runs of a variant lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Runs {
+    /// Whether none before is among those after.
+    are_apart: bool,
+    /// Standard error of the change of their medians, by the scatter on each side.
+    error: f64,
+    /// Degrees of freedom of it.
+    freedom: usize,
+}
+
+impl Runs {
+    fn of(before: &Summary, after: &Summary) -> Option<Self> {
+        let sides = [before, after].map(|side| side.samples.iter().map(|sample| sample.ln()).collect::<Vec<f64>>());
+        if sides.iter().any(|side| side.len() < FEWEST_RUNS || side.iter().any(|sample| !sample.is_finite())) {
+            return None;
+        }
+        let freedom = sides.iter().map(|side| side.len() - 1).sum();
+        let variance = sides.iter().map(|side| squares(side)).sum::<f64>() / freedom as f64;
+        let error = (variance * FRAC_PI_2 * sides.iter().map(|side| 1.0 / side.len() as f64).sum::<f64>()).sqrt();
+        Some(Self { are_apart: before.max < after.min || after.max < before.min, error, freedom })
+    }
+}
+
+/// The sum of squared distances from the mean.
+fn squares(numbers: &[f64]) -> f64 {
+    let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
+    numbers.iter().map(|number| (number - mean).powi(2)).sum()
 }
 
 impl VariantChange {
     /// None if a median is 0.
     fn of(variant: &Variant, before: &Summary, after: &Summary) -> Option<Self> {
         let change = Some((after.median / before.median).ln()).filter(|change| change.is_finite())?;
-        let enough = before.samples.len() >= FEWEST_RUNS && after.samples.len() >= FEWEST_RUNS;
-        let is_apart = enough.then_some(before.max < after.min || after.max < before.min);
         let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
-        Some(Self { variant: variant.label(&keys), change, is_apart })
+        Some(Self { variant: variant.label(&keys), change, runs: Runs::of(before, after) })
     }
 }
 
@@ -285,16 +318,21 @@ fn tests_of_experiments(all: &[Compared]) -> Vec<Tested> {
 /// The tests of variants that ran often enough.
 fn tests_of_variants(all: &[Compared]) -> Vec<Tested> {
     let of_one = |one: &Compared| {
-        let (noise, variants) = (one.spread(), one.variants.len());
-        let test = |variant: &VariantChange| {
-            let is_apart = variant.is_apart?;
+        let variants = one.variants.len();
+        let test = |(at, variant): (usize, &VariantChange)| {
+            let runs = variant.runs?;
+            let others: Vec<f64> =
+                one.variants.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, other)| other.change).collect();
+            let deviation = (squares(&others) / (variants - 2) as f64).sqrt();
+            let is_own = runs.error > OWN * deviation;
+            let (noise, freedom) = if is_own { (runs.error, runs.freedom) } else { (deviation, variants - 2) };
             let what = format!("{}, {}", one.experiment, variant.variant);
             let (metric, of) = (one.metric.clone(), format!("{variants} variants"));
             let (change, rest, by) = (variant.change, variant.change - one.change, "its experiment");
             let tested = Tested { what, metric, better: one.better, change, rest, by, noise, of, p: 1.0 };
-            Some(if is_apart { tested.with_p(variants - 1) } else { tested })
+            Some(if runs.are_apart { tested.with_p(freedom) } else { tested })
         };
-        one.variants.iter().filter_map(test).collect::<Vec<_>>()
+        one.variants.iter().enumerate().filter_map(test).collect::<Vec<_>>()
     };
     all.iter().filter(|one| one.variants.len() >= FEWEST_VARIANTS).flat_map(of_one).collect()
 }

@@ -145,6 +145,38 @@ fn a_regression_of_one_variant_is_found() {
 }
 
 #[test]
+fn a_variant_that_is_far_off_where_others_are_too_is_noise() {
+    // A tenth of the variants are three times as fast or as slow in the second report.
+    let unsteady = Drawn {
+        build: |experiment, variant| match (experiment * 7 + variant) % 20 {
+            0 => 3.0,
+            10 => 1.0 / 3.0,
+            _ => 1.0,
+        },
+        ..QUIET
+    };
+    assert!((1..=20).all(|seed| unsteady.worse(seed).is_empty()));
+}
+
+#[test]
+fn a_variant_whose_own_runs_scatter_is_noise() {
+    let [mut before, mut after] = QUIET.reports(1);
+    let set = |reports: &mut Vec<Report>, runs: [f64; 3]| {
+        let metrics = &mut reports[3].variants[7].metrics;
+        metrics.insert("delivered_pps".into(), Summary::of(runs.to_vec()));
+    };
+    let worse = |before: &[Report], after: &[Report]| {
+        let compared: Vec<Compared> = before.iter().zip(after).flat_map(|(was, is)| metrics(was, is)).collect();
+        changed(&tests_of_variants(&compared), 0.03).len()
+    };
+    set(&mut before, [8e6, 8.1e6, 7.9e6]);
+    set(&mut after, [7.7e6, 2e6, 2.1e6]);
+    assert_eq!(worse(&before, &after), 0);
+    set(&mut after, [2.2e6, 2e6, 2.1e6]);
+    assert_eq!(worse(&before, &after), 1);
+}
+
+#[test]
 fn folders_are_compared_by_experiment() {
     let dir = tempfile::tempdir().unwrap();
     let folder = |name: &str, reports: &[Report]| {
