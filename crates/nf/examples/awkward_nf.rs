@@ -12,7 +12,6 @@
 //! | `quiet SLOT` | a thread keeps giving its own slot the core; others have no packets or budget |
 //! | `ghost` | a thread keeps saying that the last slot, of no NF, has packets and goes first |
 //! | `steal N` | N threads wait on the doorbells of slots 0 to 7, to take their wakes |
-//! | `pile N` | as `steal`, and each thread waits as often at once as the filter of NFs allows |
 //! | `lock` | a thread waits on each of these doorbells as for a lock with priority inheritance |
 //! | `requeue` | a thread keeps moving the sleepers of these doorbells to a word of its own |
 //! | `old` | does nothing bad; cannot wait on two futexes, as on a kernel before 5.16 |
@@ -27,8 +26,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::thread::{ClockId, futex};
+use rustix::thread::futex;
 use sluice_nf::{Burst, Context, Handler, run};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::doorbell;
@@ -205,19 +203,6 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
                 forever(Duration::ZERO, move || doorbell::wait(bell, bell.load(Ordering::Relaxed), None));
             }
         }
-        Some("pile") => {
-            let core = Core::new();
-            let threads = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(16usize);
-            for n in 0..threads {
-                let bell = core.slot(n % 8, 2 * LINE + 4);
-                forever(Duration::ZERO, move || {
-                    let seen = bell.load(Ordering::Relaxed);
-                    if !wait_often(bell, seen) {
-                        doorbell::wait(bell, seen, None);
-                    }
-                });
-            }
-        }
         Some("lock") => {
             let (core, own) = (Core::new(), Words::of("sluice-nf").at(0));
             for n in 0..8 {
@@ -242,21 +227,10 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
         // See main().
         Some("old") => {}
         _ => {
-            return Err(
-                "say one of make, hang, block, noise, flood, bits, claim, quiet, ghost, steal, pile, lock, requeue or old".into()
-            );
+            return Err("say one of make, hang, block, noise, flood, bits, claim, quiet, ghost, steal, lock, requeue or old".into());
         }
     }
     Ok(Neighbour { block })
-}
-
-/// Waits as often at once as the kernel takes. False if that is refused.
-fn wait_often(bell: &AtomicU32, seen: u32) -> bool {
-    let mut one = futex::Wait::new();
-    one.val = seen.into();
-    one.uaddr = futex::WaitPtr::new(bell.as_ptr().cast());
-    one.flags = futex::WaitFlags::SIZE_U32;
-    futex::waitv(&[one; 128], futex::WaitvFlags::empty(), None, ClockId::Monotonic) != Err(Errno::PERM)
 }
 
 /// Waits until it is moved to `lock`, which nobody does. False if that is refused.

@@ -139,11 +139,6 @@ fn wakes_that_are_stolen() {
 }
 
 #[test]
-fn wakes_that_are_stolen_by_threads_that_each_wait_many_times() {
-    settle(&["pile", "32"]);
-}
-
-#[test]
 fn doorbells_that_a_neighbour_waits_on_as_for_a_lock() {
     settle(&["lock"]);
 }
