@@ -120,7 +120,7 @@ loom: ## model check of the ring and of the owners of frames: small models, at m
 
 # As often in all forms together, which differ in threads, tenants and backpressure: see crates/manager/src/dataplane_deaths.rs.
 DEATHS ?= 2000
-# And as often with real processes: see crates/daemon/tests/e2e/faults.rs.
+# With real processes: see crates/daemon/tests/e2e/faults.rs.
 PROCESS_DEATHS ?= 1000
 .PHONY: deaths
 deaths: programs ## NFs that cheat and die under load: DEATHS times on a rig of packet threads, PROCESS_DEATHS times as real processes

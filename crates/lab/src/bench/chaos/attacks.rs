@@ -19,7 +19,7 @@ use sluice_shm::{BURST, CACHE_LINE, doorbell, ring};
 /// The name of a mode, what it does, and the function that does it.
 type Attack = (&'static str, &'static str, fn(AttackingNf) -> !);
 
-/// Modes of a hostile NF. `chaos` draws none of them: its seeds keep their meaning.
+/// Further modes of a hostile NF.
 pub const ATTACKS: [Attack; 3] = [
     ("bits", "sets all bits of the core page and of its own page, and says that it sleeps and the core is free", bits),
     ("move", "tries to get to each other core and into the real-time classes", leave),

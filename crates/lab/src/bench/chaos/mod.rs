@@ -149,6 +149,14 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Modes of NFs that break the rules.
+fn modes(variant: &str) -> Vec<&'static str> {
+    let all = hostile::MODES.map(|(name, _)| name).into_iter().chain(attacks::ATTACKS.map(|(name, ..)| name));
+    // NFs that overwrite packets harm those of their own tenant, which may include a protected
+    // chain.
+    all.filter(|name| variant != AMONG || !hostile::ALTER.contains(name)).collect()
+}
+
 /// This host, as configurations describe it.
 fn host(lab: &Lab, variant: &str) -> SiteHost {
     let program = lab.programs.path(LAB);
@@ -157,13 +165,7 @@ fn host(lab: &Lab, variant: &str) -> SiteHost {
         manager_cores: if variant == THREADS { vec![lab.manager_core, lab.cores.shared()] } else { vec![lab.manager_core] },
         cores: lab.cores.besides_manager(),
         hostile: (program.display().to_string(), vec!["hostile-nf".into()]),
-        // NFs that overwrite packets harm those of their own tenant, which may include a protected
-        // chain.
-        modes: hostile::MODES
-            .iter()
-            .map(|(name, _)| *name)
-            .filter(|name| variant != AMONG || !hostile::ALTER.contains(name))
-            .collect(),
+        modes: modes(variant),
         is_root,
         among: variant == AMONG,
         // Named after this process, so that concurrent runs do not clash.
@@ -612,4 +614,18 @@ impl<'a> Run<'a> {
 
 fn sum_lost(stats: &Stats) -> f64 {
     stats.ports.iter().filter(|p| site::is_protected(&p.name)).filter_map(|p| p.details.get("lost")).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_variant_draws_all_modes_that_spare_its_protected_chains() {
+        for variant in VARIANTS {
+            let modes = modes(variant);
+            assert!(attacks::ATTACKS.iter().all(|(name, ..)| modes.contains(name)), "{variant}");
+            assert_eq!(hostile::ALTER.iter().any(|name| modes.contains(name)), variant != AMONG, "{variant}");
+        }
+    }
 }
