@@ -19,8 +19,10 @@
 //! packets are written by the time the queue is dropped.
 //!
 //! A file that is there keeps what it holds until a packet thread has the port, and one that was
-//! made for a port that no thread gets is removed: a change that is refused leaves no trace.
-//! Another thread opens files and reads them, and is waited for with a limit (`pcap/file.rs`).
+//! made for a port that no thread gets is removed: a change that is refused leaves no trace. Only
+//! a port that takes the place of another with its file comes after it: if the new one cannot be
+//! opened, the old one begins its file anew. Another thread opens files and reads them, and is
+//! waited for with a limit (`pcap/file.rs`).
 //!
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port

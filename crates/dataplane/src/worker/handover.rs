@@ -261,14 +261,20 @@ impl Member {
             && handle.unread() > 0
     }
 
-    /// Whether it may be woken now: at growing intervals while it does not move.
+    /// Whether it was woken a moment ago and has not moved since.
     #[inline]
-    fn may_be_woken(&mut self, now: u64) -> bool {
+    fn is_paused(&mut self, now: u64) -> bool {
         let moved = self.moved();
         if moved != self.moved_when_woken {
             (self.moved_when_woken, self.pause_ns) = (moved, 0);
         }
-        if self.pause_ns > 0 && now < self.woken_ns + self.pause_ns {
+        self.pause_ns > 0 && now < self.woken_ns + self.pause_ns
+    }
+
+    /// Whether it may be woken now: at growing intervals while it does not move.
+    #[inline]
+    fn may_be_woken(&mut self, now: u64) -> bool {
+        if self.is_paused(now) {
             return false;
         }
         self.pause_ns = (2 * self.pause_ns).clamp(PAUSES_NS.0, PAUSES_NS.1);
@@ -516,12 +522,16 @@ impl Handover {
         let last = self.last_rescued;
         let (behind, before) = (late.iter().filter(|at| **at > last), late.iter().filter(|at| **at <= last));
         for at in behind.chain(before) {
-            if left == 0 || !self.is_overdue(*at, nfs, now) {
+            if left == 0 || !self.is_overdue(*at, nfs, now) || self.members[*at].is_paused(now) {
                 continue;
             }
             let wanted = self.members[*at].wanted(now);
             if wanted > wakes {
                 // It is the first of the next look.
+                self.last_rescued = at.wrapping_sub(1);
+                if self.members.len() > LOOKED_AT {
+                    self.next = *at;
+                }
                 break;
             }
             if self.members[*at].may_be_woken(now) {

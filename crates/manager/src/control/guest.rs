@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
@@ -76,24 +76,25 @@ impl Guest {
     }
 
     /// Runs one of its calls, from request to answer. What a call did not read of its request is
-    /// read before the answer is sent: a connection is closed where a request has a rest, and a
-    /// client that sends its next request on it would get no answer. A rest that is too long or
-    /// too late is announced as the connection's end.
+    /// read before the answer is sent: HTTP's server closes the connection of a request that has a
+    /// rest, and the client's next request would be lost. A rest that is too long or too late, or
+    /// that the client holds back until it is asked for, is announced as the connection's end. While
+    /// it is waited for, another client may have this one's place.
     pub async fn calls(State((guest, limits)): State<(Arc<Self>, Limits)>, request: Request, next: Next) -> Response {
-        guest.busy.fetch_add(1, Ordering::Relaxed);
-        let call = Call(guest);
+        let mut call = Call::begin(guest.clone());
         let (head, body) = request.into_parts();
+        let is_held_back = head.headers.contains_key(header::EXPECT);
         let body = Arc::new(Mutex::new(body));
         let mut answer = next.run(Request::from_parts(head, Body::new(Lent(body.clone())))).await;
-        if !answer.headers().contains_key(header::CONNECTION) {
-            let rest = std::mem::take(&mut *body.lock().unwrap_or_else(PoisonError::into_inner));
-            // A client without rights is not waited for.
-            let is_refused = matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-            let most = if is_refused { Duration::ZERO } else { limits.read };
-            let is_read = tokio::time::timeout(most, discard(rest, limits.body_bytes)).await;
-            if !is_read.unwrap_or(false) {
+        let rest = std::mem::take(&mut *body.lock().unwrap_or_else(PoisonError::into_inner));
+        if !rest.is_end_stream() && !answer.headers().contains_key(header::CONNECTION) {
+            drop(call);
+            let is_read =
+                !is_held_back && tokio::time::timeout(limits.read, discard(rest, limits.body_bytes)).await.unwrap_or(false);
+            if !is_read {
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
+            call = Call::begin(guest);
         }
         if answer.body().size_hint().exact().is_some() {
             return answer;
@@ -147,6 +148,13 @@ where
 
 /// A call under way, until it is dropped.
 struct Call(Arc<Guest>);
+
+impl Call {
+    fn begin(guest: Arc<Guest>) -> Self {
+        guest.busy.fetch_add(1, Ordering::Relaxed);
+        Self(guest)
+    }
+}
 
 impl Drop for Call {
     fn drop(&mut self) {

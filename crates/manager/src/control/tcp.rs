@@ -173,6 +173,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
 
     use axum::routing::get;
 
@@ -230,7 +231,9 @@ mod tests {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         for request in 1..=3 {
             stream.write_all(b"QUERY / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n").unwrap();
+            let until = Instant::now() + Duration::from_secs(60);
             while asked.load(Ordering::Relaxed) < request {
+                assert!(Instant::now() < until, "request {request} is not answered");
                 std::thread::yield_now();
             }
             stream.write_all(b"body").unwrap();
@@ -247,6 +250,26 @@ mod tests {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nnine byte").unwrap();
         let answer = read_until(&mut stream, b"here");
         assert!(answer.contains("connection: close\r\n"), "{answer}");
+    }
+
+    #[test]
+    fn a_body_that_is_late_or_held_back_ends_the_connection_and_the_answer_says_so() {
+        let server = served(Limits { read: Duration::from_secs(2), ..Limits::default() }, None);
+        for more in ["", "Expect: 100-continue\r\n"] {
+            let mut stream = TcpStream::connect(server.address()).unwrap();
+            write!(stream, "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n{more}\r\n").unwrap();
+            let answer = read_until(&mut stream, b"here");
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close\r\n"), "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_lacks_a_part_of_a_body_that_no_call_reads_makes_place_for_another() {
+        let server = served(Limits { clients: 1, spare: Duration::ZERO, ..Limits::default() }, None);
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n").unwrap();
+        assert!(ask(server.address()).ends_with("here"));
+        assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)), "it was closed");
     }
 
     /// What a client reads up to `end`.

@@ -16,8 +16,8 @@ use std::time::Duration;
 pub const OPENING: Duration = Duration::from_secs(5);
 
 /// Bytes of a file that must come within [`OPENING`]. A large file takes longer as a whole, on a
-/// disk as well: what tells a dead file system from a slow one is that nothing comes.
-const PIECE: u64 = 16 << 20;
+/// disk as well; a file system from which nothing comes is dead.
+const PIECE: u64 = 1 << 20;
 
 const FLAGS: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
@@ -65,12 +65,13 @@ pub fn open(path: &Path) -> Result<(File, Metadata)> {
     })
 }
 
-/// Reads a file of `len` bytes as a whole. Each [`PIECE`] must come within `limit`.
+/// Reads a file of `len` bytes as a whole, without what it grows by meanwhile. Each [`PIECE`] must come within `limit`.
 pub fn read(file: File, len: u64, limit: Duration) -> Result<Vec<u8>> {
     apart(limit, move |goes_on| {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len as usize)?;
-        while (&file).take(PIECE).read_to_end(&mut bytes)? > 0 && goes_on() {}
+        let mut rest = file.take(len);
+        while rest.by_ref().take(PIECE).read_to_end(&mut bytes)? > 0 && goes_on() {}
         Ok(bytes)
     })
 }
