@@ -78,8 +78,8 @@ impl Guest {
     /// Runs one of its calls, from request to answer. What a call did not read of its request is
     /// read before the answer is sent: HTTP's server closes the connection of a request that has a
     /// rest, and the client's next request would be lost. A rest that is too long or too late, or
-    /// that the client holds back until it is asked for, is announced as the connection's end. While
-    /// it is waited for, another client may have this one's place.
+    /// that the client holds back until it is asked for, is announced as the connection's end.
+    /// While it is waited for, another client may have this one's place.
     pub async fn calls(State((guest, limits)): State<(Arc<Self>, Limits)>, request: Request, next: Next) -> Response {
         let mut call = Call::begin(guest.clone());
         let (head, body) = request.into_parts();

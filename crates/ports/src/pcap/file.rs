@@ -65,7 +65,8 @@ pub fn open(path: &Path) -> Result<(File, Metadata)> {
     })
 }
 
-/// Reads a file of `len` bytes as a whole, without what it grows by meanwhile. Each [`PIECE`] must come within `limit`.
+/// Reads a file of `len` bytes as a whole, without what it grows by meanwhile. Each [`PIECE`] must
+/// come within `limit`.
 pub fn read(file: File, len: u64, limit: Duration) -> Result<Vec<u8>> {
     apart(limit, move |goes_on| {
         let mut bytes = Vec::new();

@@ -172,7 +172,7 @@ fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
         // core.
         let (this, none) = (1 as libc::c_long, 0 as libc::c_long);
         say("core scheduling", libc::syscall(libc::SYS_prctl, PR_SCHED_CORE, this, none, none, none));
-        // What would make a doorbell deaf: a lock with priority inheritance, and many waits at once.
+        // What would make a doorbell deaf: a lock with priority inheritance, and many waits.
         let mut word = 0u32;
         say("lock", libc::syscall(libc::SYS_futex, &raw mut word, libc::FUTEX_LOCK_PI, 0 as libc::c_long, none));
         let waits = [[1u64, (&raw const word) as u64, 2]; 4];

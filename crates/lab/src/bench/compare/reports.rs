@@ -23,8 +23,8 @@
 //! 4. A variant with [`FEWEST_RUNS`] or more on both sides has changed if no run before is among
 //!    those after, and its change is far from that of its experiment, by how far the changes of the
 //!    other variants scatter. Here, what is far off counts in full: where others are far off as
-//!    well, as by a disk that is slow at times, being so says little of this one. Where its own runs
-//!    scatter much more than that ([`OWN`]), their scatter counts instead.
+//!    well, as by a disk that is slow at times, being so says little of this one. Where its own
+//!    runs scatter much more than that ([`OWN`]), their scatter counts instead.
 //! 5. The exit status is one answer to all tests, and one false alarm makes it wrong. So the
 //!    probability that counts is that of any false alarm, by S. Holm's procedure. It allows tests
 //!    that depend on each other, as rates of a chain and of its NFs do. (By the procedure of Y.

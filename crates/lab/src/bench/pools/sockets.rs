@@ -12,8 +12,8 @@
 //! packet thread, which sleeps while nothing comes, have the other. `nfs` varies where packets come
 //! as fast as possible (`rate_pps` 0), and the rate with [`PACED_NFS`] NFs.
 //!
-//! `nf_core_percent` and `sender_core_percent` are all that a core did, in processes, kernel and
-//! interrupts; `nf_cpu_percent` and `switches_per_s` are of the NFs' processes.
+//! `nf_cpu_percent` and `switches_per_s` are of the NFs' processes. What the kernel does for a
+//! packet counts for its sender: the thread above, an NF with a socket, or the packet thread.
 //!
 //! # The baseline
 //! An NF of `sockets` is a process with the socket of our `af_packet` ports. It has a receive ring
@@ -26,7 +26,7 @@
 //! # Limits
 //! Needs root. NFs with sockets end with this process, also after SIGKILL, and the namespace with
 //! the last process in it. A veth pair is no NIC: the kernel receives on the core that sends. Other
-//! load of the cores counts, in ticks of the kernel.
+//! load of the cores counts.
 //!
 //! # Source
 //! Flurries, figures 4a to 4c, whose baseline is netmap with interrupts.
@@ -59,7 +59,7 @@ use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Shown, Trials, nothing};
 use crate::bench::linux_chain::load::Sender;
 use crate::bench::measure::Sample;
-use crate::bench::proc::{CoreTimes, Task};
+use crate::bench::proc::Task;
 use crate::bench::report::Variant;
 use crate::bench::sched::netns::Running;
 use crate::bench::sched::{COST, chain_of};
@@ -89,19 +89,19 @@ const FRAMES: u32 = 2 * BURST as u32;
 /// How the names of the sender's ends begin.
 const SENDERS: &str = "to";
 const DELIVERED: &str = "delivered_pps";
+/// Time limit for the first packet to come back.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const GROUP: Group = Group {
     title: "NFs on one core, each with a port or a flow of its own, as fast as packets come",
     keys: &["nfs"],
     columns: &[
         Column::new(DELIVERED, "delivered kpps", 1e3, 1),
-        Column::new("nf_core_percent", "NFs' core %", 1.0, 0),
-        Column::new("sender_core_percent", "sender's core %", 1.0, 0),
         NF_CPU,
         SWITCHES,
         Column::new("offered_pps", "offered kpps", 1e3, 1),
     ],
-    plotted: 3,
+    plotted: 2,
     form: Form::Lines("nfs"),
 };
 const PACED: Group = Group { title: "20 of them, by rate", keys: &["rate_pps"], form: Form::Lines("rate_pps"), ..GROUP };
@@ -263,16 +263,20 @@ fn one(lab: &Lab, way: &str, nfs: u32, rate: f64) -> Result<Sample, Miss> {
     let ns = lay(pairs)?;
     let started = if way == SOCKETS { Started::sockets(lab, &ns, nfs)? } else { Started::pool(lab, &ns, nfs)? };
     let sender = send(lab, &ns, pairs, nfs, rate)?;
+    let began = Instant::now();
+    while returned(&ns)? == 0 {
+        if began.elapsed() > PATIENCE {
+            return Err(anyhow!("no packet came back within {PATIENCE:?}; {} were sent", sender.sent()).into());
+        }
+        lab.programs.pause(Duration::from_millis(10))?;
+    }
     lab.warm_up()?;
     let pids = started.pids(lab)?;
-    let before = Counts::now(lab, &ns, &sender, &pids)?;
+    let before = Counts::now(&ns, &sender, &pids)?;
     lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
-    let after = Counts::now(lab, &ns, &sender, &pids)?;
+    let after = Counts::now(&ns, &sender, &pids)?;
     drop(sender);
     started.end(lab)?;
-    if after.back == before.back {
-        return Err(anyhow!("no packet came back; {} were sent", after.sent - before.sent).into());
-    }
     Ok(sample(&before, &after))
 }
 
@@ -282,27 +286,27 @@ struct Counts {
     sent: u64,
     /// Packets that came back to the sender's ends.
     back: u64,
-    nf_core: CoreTimes,
-    sender_core: CoreTimes,
     /// CPU time of all NFs, in nanoseconds, and their context switches.
     run_ns: u64,
     switches: u64,
 }
 
 impl Counts {
-    fn now(lab: &Lab, ns: &Netns, sender: &Sender, pids: &[u32]) -> anyhow::Result<Self> {
+    fn now(ns: &Netns, sender: &Sender, pids: &[u32]) -> anyhow::Result<Self> {
         let tasks: Vec<Task> = pids.iter().filter_map(|pid| Task::read(Path::new("/proc"), *pid)).collect();
-        let devices = ns.visit(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         Ok(Self {
             at: Instant::now(),
             sent: sender.sent(),
-            back: received(&devices),
-            nf_core: CoreTimes::read(&[lab.cores.shared()])?,
-            sender_core: CoreTimes::read(&[lab.manager_core])?,
+            back: returned(ns)?,
             run_ns: tasks.iter().map(|task| task.run_ns).sum(),
             switches: tasks.iter().map(|task| task.voluntary + task.involuntary).sum(),
         })
     }
+}
+
+/// Packets that came back to the sender's ends.
+fn returned(ns: &Netns) -> anyhow::Result<u64> {
+    Ok(received(&ns.visit(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?))
 }
 
 /// Packets that the sender's ends received, from `/proc/net/dev`.
@@ -319,12 +323,9 @@ fn received(devices: &str) -> u64 {
 fn sample(before: &Counts, after: &Counts) -> Sample {
     let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
     let per_s = |of: fn(&Counts) -> u64| of(after).saturating_sub(of(before)) as f64 / seconds;
-    let percent = |of: fn(&Counts) -> CoreTimes| 100.0 * (of(after).busy_s - of(before).busy_s) / seconds;
     Sample::from([
         ("offered_pps".into(), per_s(|counts| counts.sent)),
         (DELIVERED.into(), per_s(|counts| counts.back)),
-        ("nf_core_percent".into(), percent(|counts| counts.nf_core)),
-        ("sender_core_percent".into(), percent(|counts| counts.sender_core)),
         (NF_CPU.metric.into(), per_s(|counts| counts.run_ns) / 1e7),
         (SWITCHES.metric.into(), per_s(|counts| counts.switches)),
     ])
@@ -405,25 +406,10 @@ mod tests {
         assert_eq!(received(devices), 101);
         let began = Instant::now();
         let at = |s: u64| {
-            let core = |busy_s: f64| CoreTimes { busy_s, ..CoreTimes::default() };
-            Counts {
-                at: began + Duration::from_secs(s),
-                sent: 400 * s,
-                back: 300 * s,
-                nf_core: core(s as f64 / 2.0),
-                sender_core: core(s as f64),
-                run_ns: 250_000_000 * s,
-                switches: 200 * s,
-            }
+            let at = began + Duration::from_secs(s);
+            Counts { at, sent: 400 * s, back: 300 * s, run_ns: 250_000_000 * s, switches: 200 * s }
         };
-        let want = [
-            (DELIVERED, 300.0),
-            ("nf_core_percent", 50.0),
-            ("nf_cpu_percent", 25.0),
-            ("offered_pps", 400.0),
-            ("sender_core_percent", 100.0),
-            ("switches_per_s", 200.0),
-        ];
+        let want = [(DELIVERED, 300.0), ("nf_cpu_percent", 25.0), ("offered_pps", 400.0), ("switches_per_s", 200.0)];
         assert_eq!(sample(&at(0), &at(2)), Sample::from(want.map(|(metric, value)| (metric.to_string(), value))));
     }
 
@@ -436,14 +422,8 @@ mod tests {
         let args = BenchArgs { seconds: 0.1, repeats: 1, ..BenchArgs::default() };
         let lab = Lab::with(&args, programs).unwrap();
         for way in WAYS {
-            let mut tried = one(&lab, way, 3, 10_000.0);
-            // On a busy host nothing may come back in a window as short as this.
-            for _ in 0..2 {
-                if tried.is_err() {
-                    tried = one(&lab, way, 3, 10_000.0);
-                }
-            }
-            assert!(tried.unwrap()[DELIVERED] > 0.0, "{way}");
+            // It fails if none does. On a busy host the window may be too short for one more.
+            assert!(one(&lab, way, 3, 10_000.0).unwrap()["offered_pps"] >= 0.0, "{way}");
         }
     }
 }
