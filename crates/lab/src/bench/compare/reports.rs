@@ -32,7 +32,10 @@
 //!    variants have half of [`SIGNIFICANT`] each.
 //!
 //! # Limits
-//! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0.
+//! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0. A
+//!   rate that is 0 now is worse, whatever the noise.
+//! - Of an experiment, a change of less than half of the variants shows only by single ones, which
+//!   hide each other. Compare results of that experiment, with more repeats.
 //! - A single run of a variant can be off by any amount, so a quick report shows no change of one
 //!   variant alone, and several that changed hide each other. Measure their experiment again, with
 //!   more repeats.
@@ -172,6 +175,26 @@ fn metrics(before: &Report, after: &Report) -> Vec<Compared> {
         Some(Compared::of(&before.experiment, metric, better, variants, host))
     });
     directed.collect()
+}
+
+/// Rates that were not 0 and are now, and variants that are not there any more.
+fn gone(before: &Report, after: &Report) -> Vec<String> {
+    let mut gone = Vec::new();
+    for was in &before.variants {
+        let keys: Vec<&str> = was.params.keys().map(String::as_str).collect();
+        let what = format!("{}, {}", before.experiment, was.label(&keys));
+        let Some(is) = after.variants.iter().find(|is| is.name == was.name && is.params == was.params) else {
+            gone.push(format!("{what}: it is not there any more"));
+            continue;
+        };
+        for (metric, value) in &was.metrics {
+            let is_zero = is.metrics.get(metric).is_some_and(|now| now.max == 0.0);
+            if is_zero && value.min > 0.0 && better(metric) == Some(Better::More) {
+                gone.push(format!("{what}  {metric}: it was {:.4e} and is 0", value.median));
+            }
+        }
+    }
+    gone
 }
 
 /// How far the changes of experiments scatter.
@@ -416,10 +439,13 @@ pub fn run(before: &Path, after: &Path, threshold: f64, out: &mut dyn Write) -> 
     let part = threshold / 100.0;
     let changed = [changed(&of_experiments, part), changed(&of_variants, part)].concat();
     let (improved, worse): (Vec<_>, Vec<_>) = changed.into_iter().partition(|(one, _)| one.is_improved());
+    let gone: Vec<String> = both.iter().flat_map(|(was, is)| gone(was, is)).collect();
     for (title, some) in [("Worse", &worse), ("Better", &improved)] {
-        if !some.is_empty() {
+        let gone: &[String] = if title == "Worse" { &gone } else { &[] };
+        if !some.is_empty() || !gone.is_empty() {
             writeln!(out, "{title}")?;
         }
+        gone.iter().try_for_each(|one| writeln!(out, "  {one}"))?;
         for (one, p) in some {
             writeln!(out, "  {}", one.words(*p))?;
         }
@@ -440,6 +466,9 @@ pub fn run(before: &Path, after: &Path, threshold: f64, out: &mut dyn Write) -> 
     )?;
     if !worse.is_empty() {
         bail!("{} of {tests} are worse by more than {threshold} % and than noise", worse.len());
+    }
+    if !gone.is_empty() {
+        bail!("{} rates or variants are gone", gone.len());
     }
     Ok(())
 }

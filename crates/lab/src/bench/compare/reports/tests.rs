@@ -215,6 +215,15 @@ fn folders_are_compared_by_experiment() {
     assert!(ended.is_ok() && said.contains("1 experiments, 1 metrics and 0 single variants tested: 0 worse, 1 better"), "{said}");
     assert!(compare(&before, &empty).0.unwrap_err().contains("has no result"));
 
+    // A rate that is 0, and a variant that is missing, are no noise.
+    let mut stalled = rates("chain", 1.0);
+    stalled.variants[3].metrics.insert("delivered_pps".into(), Summary::of(vec![0.0]));
+    stalled.variants.pop();
+    let (ended, said) = compare(&before, &folder("stalled", &[stalled]));
+    assert_eq!(ended.unwrap_err(), "2 rates or variants are gone", "{said}");
+    assert!(said.contains("Worse\n  chain, sluice nfs 3  delivered_pps: it was 3.0000e0 and is 0\n"), "{said}");
+    assert!(said.contains("  chain, sluice nfs 8: it is not there any more\n"), "{said}");
+
     let [was, is] = Drawn { build: |experiment, _| if experiment == 5 { 0.9 } else { 1.0 }, ..QUIET }.reports(1);
     let (was, is) = (folder("was", &was), folder("is", &is));
     let (ended, said) = compare(&was, &is);
