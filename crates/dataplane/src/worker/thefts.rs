@@ -12,7 +12,7 @@
 const THEFTS: u32 = 2;
 pub(super) const GUARDED_NS: u64 = 1_000_000_000;
 /// Sleepers that the first rescue wakes at most: as many as an NF has threads, unless its service
-/// has more `pids`.
+/// has more `pids`, or they wait for more than one futex each.
 pub(super) const CROWD: u32 = 256;
 /// Most crowds that one rescue wakes.
 const CROWDS: u32 = 8;
