@@ -59,6 +59,9 @@ pub use division::{Division, threads_of};
 /// Longest time that a packet thread may run, or be blocked, before it carries out a command. The
 /// time that it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes a second at which a host gives memory, at the least: a thread that waits for its flow table
+/// has more time.
+const MEMORY_RATE: usize = 64 << 20;
 /// Time between two checks of a packet thread that does not answer.
 const LOOK: Duration = Duration::from_millis(100);
 /// Longest wait for the end of a port's file or device.
@@ -316,7 +319,7 @@ impl DataPlane {
             stall_ms: manager.stall_ms,
             sched: config.sched.clone(),
         };
-        let mut links = Vec::with_capacity(n);
+        let (mut links, mut begun) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for (index, ((core, roles), (lanes_out, lanes_in))) in
             threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate()
         {
@@ -331,7 +334,7 @@ impl DataPlane {
                 cache.set_usual(memories.usual());
                 cache
             };
-            let setup = WorkerSetup {
+            let mut setup = WorkerSetup {
                 roles,
                 // One decides, because it concerns whole chains.
                 throttles: wakeup.first() == Some(&index) && config.sched.backpressure,
@@ -353,7 +356,9 @@ impl DataPlane {
                 busy_ns: busy_ns.clone(),
                 tuning_ns: tuning_ns.clone(),
             };
+            let table_bytes = setup.rx.classifier.flows().bytes();
             let (pinned, answer) = channel();
+            let (populated, ready) = channel();
             let seen = Arc::new(Seen::default());
             let own = seen.clone();
             let devices = memories.devices().cloned();
@@ -370,13 +375,20 @@ impl DataPlane {
                 };
                 let _ = pinned.send(result);
                 if here.is_some() {
+                    setup.rx.classifier.table().populate();
+                    let _ = populated.send(());
                     Worker::new(setup).run();
                 }
             });
             let failed = |source| PlaneError::Thread { core, source };
             let thread = thread.map_err(failed)?;
             seen.wait_for(index, core, &answer)?.map_err(failed)?;
+            begun.push((ready, PATIENCE + Duration::from_secs((table_bytes / MEMORY_RATE) as u64)));
             links.push(Link { core, roles, commands, alarm: alarms[index].clone(), thread: Some(thread), busy_ns, seen });
+        }
+        // All at once: each has its own memory.
+        for (index, (link, (ready, patience))) in links.iter().zip(begun).enumerate() {
+            link.seen.wait_with(index, link.core, &ready, LOOK, patience)?;
         }
         Ok(Self {
             links,
