@@ -21,7 +21,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
-use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait};
+use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait, wait_else};
 use serde_json::{Value, json};
 use skip::skip;
 use sluice_cluster_types::{
@@ -648,12 +648,13 @@ async fn fewer(client: &Client, plane: &Plane) {
     drop(operator);
     let operator = plane.operator_with("fewer", OPERATOR, &plane.kubeconfig, "0.1");
     let words = || operator.last_words();
-    wait("one node is enough", || async { (used().await? == 1).then_some(()) }).await;
+    wait_else("one node is enough", words, || async { (used().await? == 1).then_some(()) }).await;
     for name in names {
         state(client, "acme", name, "kept").await;
         slos.delete(name, &DeleteParams::default()).await.unwrap();
     }
-    assert!(words().contains("so that 2 nodes are free"), "{}", words());
+    // In two steps where a node had not taken over its plan when they were searched first.
+    assert!(words().contains("so that 2 nodes are free") || words().matches(" is free").count() == 2, "{}", words());
     until(0).await;
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
     wait("the nodes say so", || async {

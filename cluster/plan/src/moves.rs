@@ -24,7 +24,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
 
-use sluice_cluster_types::name;
+use sluice_cluster_types::{NodePlan, name};
 use sluice_slo::placement::{Instance, PlacedServer, Placement};
 use sluice_slo::slo::Slo as Terms;
 
@@ -40,6 +40,8 @@ const AT_ONCE: usize = 16;
 pub const STALL: Duration = Duration::from_secs(600);
 /// Least time between two searches.
 pub const PAUSE: Duration = Duration::from_secs(300);
+/// The same after one that left out nodes that may soon be well; but not twice in a row.
+pub const RETRY: Duration = Duration::from_secs(60);
 
 /// An SLO that changes places.
 #[derive(Debug, Clone)]
@@ -149,13 +151,25 @@ pub struct Moves {
     list: Vec<Move>,
     /// When one began or ended last.
     moved: Duration,
-    /// When a search began last, and what it went by.
-    searched: Option<(Duration, u64)>,
+    /// The last search.
+    searched: Option<Searched>,
 }
 
-/// A number that is another one when plans, or what they depend on, have changed.
+#[derive(Debug)]
+struct Searched {
+    /// When it began.
+    since: Duration,
+    /// What it went by.
+    seen: u64,
+    /// Time from its begin to that of the next one, at the least.
+    pause: Duration,
+}
+
+/// A number that is another one when plans, or what they depend on, have changed, or nodes have
+/// taken over theirs.
 fn version(world: &World) -> u64 {
-    world.plans.values().fold(world.epoch, |sum, plan| sum.wrapping_add(plan.spec.revision as u64))
+    let of = |plan: &NodePlan| plan.spec.revision + plan.status.as_ref().map_or(0, |status| status.applied_revision);
+    world.plans.values().fold(world.epoch, |sum, plan| sum.wrapping_add(of(plan) as u64))
 }
 
 /// The SLOs with pods, by their names on nodes. They do not move: a pod cannot.
@@ -173,18 +187,20 @@ impl Moves {
     /// Whether there may be a search: none is under way by which SLOs move, and something has
     /// changed since the last one, which is some time ago.
     pub fn is_due(&self, world: &World, now: Duration) -> bool {
-        let is_new = |(since, seen): (Duration, u64)| now.saturating_sub(since) >= PAUSE && seen != version(world);
-        (self.list.is_empty() || self.is_stalled(now)) && self.searched.is_none_or(is_new)
+        let is_new = |last: &Searched| now.saturating_sub(last.since) >= last.pause && last.seen != version(world);
+        (self.list.is_empty() || self.is_stalled(now)) && self.searched.as_ref().is_none_or(is_new)
     }
 
-    /// Notes that a search begins.
-    pub fn note_search(&mut self, world: &World, now: Duration) {
-        self.searched = Some((now, version(world)));
+    /// Notes that a search begins. `is_whole`: it leaves out no node that may soon be well.
+    pub fn note_search(&mut self, world: &World, now: Duration, is_whole: bool) {
+        let is_first = self.searched.as_ref().is_none_or(|last| last.pause == PAUSE);
+        let pause = if is_whole || !is_first { PAUSE } else { RETRY };
+        self.searched = Some(Searched { since: now, seen: version(world), pause });
     }
 
     /// When the pause after a search ends.
     pub fn next_search(&self) -> Option<Duration> {
-        self.searched.map(|(since, _)| since + PAUSE)
+        self.searched.as_ref().map(|last| last.since + last.pause)
     }
 
     /// Takes a list, in the place of the one that there is.

@@ -37,7 +37,7 @@ pub struct Memo {
     pub(crate) refusals: Refusals,
     pub(crate) moves: Moves,
     rollout: Rollout,
-    clocks: Clocks,
+    pub(crate) clocks: Clocks,
     /// The load of SLOs on demand, and when it was looked at.
     loads: BTreeMap<String, Load>,
     looked: Duration,

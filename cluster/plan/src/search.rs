@@ -81,7 +81,9 @@ pub fn due(world: &World, memo: &mut Memo, now: Duration) -> Option<Search> {
     if open.used() < 2 {
         return None;
     }
-    memo.moves.note_search(world, now);
+    let may_be_well = |server: &&PlacedServer| !server.instances.is_empty() && !memo.clocks.is_slow(&server.name, now);
+    let is_whole = board.servers().filter(may_be_well).count() == open.used();
+    memo.moves.note_search(world, now, is_whole);
     if is_emptying(&board) {
         return None;
     }

@@ -41,13 +41,22 @@ pub async fn apply<K: Resource<DynamicType = ()>>(client: &Client, object: &Valu
 }
 
 /// Waits until something is so.
-pub async fn wait<F: Future<Output = Option<T>>, T>(what: &str, mut is_so: impl FnMut() -> F) -> T {
+pub async fn wait<F: Future<Output = Option<T>>, T>(what: &str, is_so: impl FnMut() -> F) -> T {
+    wait_else(what, String::new, is_so).await
+}
+
+/// The same; where it waits in vain, `words` say more.
+pub async fn wait_else<F: Future<Output = Option<T>>, T>(
+    what: &str,
+    words: impl Fn() -> String,
+    mut is_so: impl FnMut() -> F,
+) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = is_so().await {
             return found;
         }
-        assert!(Instant::now() < until, "waited in vain: {what}");
+        assert!(Instant::now() < until, "waited in vain: {what}\n{}", words());
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }

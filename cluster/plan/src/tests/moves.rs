@@ -6,7 +6,7 @@ use sluice_cluster_types::{Footprint, OnDemand};
 
 use super::*;
 use crate::health::is_settled;
-use crate::moves::{PAUSE, STALL};
+use crate::moves::{PAUSE, RETRY, STALL};
 use crate::search::due;
 use crate::{Better, Pod};
 
@@ -157,6 +157,30 @@ fn nothing_moves_for_less_than_the_gap_and_no_search_follows_another_at_once() {
     assert!(!is_due(&mut cluster), "SLOs move");
     cluster.now += STALL;
     assert!(is_due(&mut cluster), "they do not go on");
+}
+
+#[test]
+fn a_search_without_a_node_that_takes_over_its_plan_is_soon_followed_by_another() {
+    let (mut cluster, _) = holes();
+    let is_due = |cluster: &mut Cluster| due(&cluster.world, &mut cluster.memo, cluster.now).is_some();
+    let late = cluster.world.plans.iter().find(|(_, plan)| !plan.spec.server.instances.is_empty()).unwrap().0.clone();
+    let take_over = |cluster: &mut Cluster, by: i64| {
+        cluster.world.plans.get_mut(&late).unwrap().status.as_mut().unwrap().applied_revision += by;
+    };
+    take_over(&mut cluster, -1);
+    assert!(is_due(&mut cluster), "the others are searched");
+    cluster.now += RETRY;
+    assert!(!is_due(&mut cluster), "nothing has changed");
+    take_over(&mut cluster, 1);
+    assert!(is_due(&mut cluster));
+    // One that is late again and again does not have all of them searched each time.
+    take_over(&mut cluster, -1);
+    cluster.now += PAUSE;
+    assert!(is_due(&mut cluster));
+    take_over(&mut cluster, -1);
+    cluster.now += RETRY;
+    assert!(is_due(&mut cluster));
+    assert_eq!(cluster.memo.next_search(), Some(cluster.now + PAUSE));
 }
 
 #[test]
