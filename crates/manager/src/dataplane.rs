@@ -59,8 +59,8 @@ pub use division::{Division, threads_of};
 /// Longest time that a packet thread may run, or be blocked, before it carries out a command. The
 /// time that it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes a second at which a host gives memory, at the least: a thread that waits for its flow table
-/// has more time.
+/// Bytes a second at which a host gives memory, at the least: a thread that waits for its flow
+/// table has more time.
 const MEMORY_RATE: usize = 64 << 20;
 /// Time between two checks of a packet thread that does not answer.
 const LOOK: Duration = Duration::from_millis(100);
@@ -204,6 +204,36 @@ impl Fence {
     }
 }
 
+/// Puts the calling thread onto its core, and into the devices. What is returned is dropped at its
+/// end.
+fn enter(core: usize, devices: Option<&dyn sluice_dataplane::port::Devices>) -> Result<Option<Box<dyn Any>>, std::io::Error> {
+    // Tests may have more packet threads than their host has cores.
+    let cores = if cfg!(test) { std::thread::available_parallelism().map_or(1, usize::from) } else { usize::MAX };
+    affinity::pin(core % cores).map_err(std::io::Error::other)?;
+    devices.map(|devices| devices.enter_thread()).transpose().map_err(std::io::Error::other)
+}
+
+/// A packet thread. Answers when it is on its core, and when it has its memory.
+fn run(
+    mut setup: WorkerSetup,
+    core: usize,
+    devices: Option<&dyn sluice_dataplane::port::Devices>,
+    pinned: &Sender<Result<(), std::io::Error>>,
+    populated: &Sender<()>,
+) {
+    // What a device gives is kept as long as the thread runs.
+    let (entered, here) = match enter(core, devices) {
+        Ok(here) => (Ok(()), Some(here)),
+        Err(error) => (Err(error), None),
+    };
+    let _ = pinned.send(entered);
+    if here.is_some() {
+        setup.rx.classifier.table().populate();
+        let _ = populated.send(());
+        Worker::new(setup).run();
+    }
+}
+
 /// An Rx thread, for features that choose chains or instances there.
 #[derive(Debug, Clone, Copy)]
 pub struct RxThread {
@@ -334,7 +364,7 @@ impl DataPlane {
                 cache.set_usual(memories.usual());
                 cache
             };
-            let mut setup = WorkerSetup {
+            let setup = WorkerSetup {
                 roles,
                 // One decides, because it concerns whole chains.
                 throttles: wakeup.first() == Some(&index) && config.sched.backpressure,
@@ -364,21 +394,7 @@ impl DataPlane {
             let devices = memories.devices().cloned();
             let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
                 let _ = own.id.set(rustix::thread::gettid());
-                // Tests may have more packet threads than their host has cores.
-                let cores = if cfg!(test) { std::thread::available_parallelism().map_or(1, usize::from) } else { usize::MAX };
-                let result = affinity::pin(core % cores)
-                    .map_err(std::io::Error::other)
-                    .and_then(|_| devices.map(|devices| devices.enter_thread()).transpose().map_err(std::io::Error::other));
-                let (result, here) = match result {
-                    Ok(here) => (Ok(()), Some(here)),
-                    Err(error) => (Err(error), None),
-                };
-                let _ = pinned.send(result);
-                if here.is_some() {
-                    setup.rx.classifier.table().populate();
-                    let _ = populated.send(());
-                    Worker::new(setup).run();
-                }
+                run(setup, core, devices.as_deref(), &pinned, &populated);
             });
             let failed = |source| PlaneError::Thread { core, source };
             let thread = thread.map_err(failed)?;

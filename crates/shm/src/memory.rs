@@ -164,8 +164,8 @@ pub fn advise_hugepages<T>(slice: &[T]) {
     }
 }
 
-/// Writes a word of each page, so that no later write waits for memory: the kernel clears a hugepage
-/// first, and the host of a virtual machine may have to find it. The contents stay.
+/// Writes a word of each page, so that no later write waits for memory: the kernel clears a
+/// hugepage first, and the host of a virtual machine may have to find it. The contents stay.
 pub fn populate(words: &mut [u64]) {
     for page in words.chunks_mut(rustix::param::page_size() / size_of::<u64>()) {
         // Without the box, a compiler may leave out a write of what is there.
