@@ -653,7 +653,7 @@ async fn fewer(client: &Client, plane: &Plane) {
         state(client, "acme", name, "kept").await;
         slos.delete(name, &DeleteParams::default()).await.unwrap();
     }
-    // In two steps where a node had not taken over its plan when they were searched first.
+    // In two steps where the first search had to leave out a node.
     assert!(words().contains("so that 2 nodes are free") || words().matches(" is free").count() == 2, "{}", words());
     until(0).await;
     let events: Api<Event> = Api::namespaced(client.clone(), "default");

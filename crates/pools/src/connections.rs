@@ -5,7 +5,7 @@
 //! entries back, so there are no tombstones. Memory is allocated once, and touched when used.
 
 use sluice_policy::pool::life::Life;
-use sluice_shm::memory::{advise_hugepages, populate};
+use sluice_shm::memory::advise_hugepages;
 use sluice_shm::prefetch;
 
 use sluice_dataplane::classify::key::FlowKey;
@@ -149,11 +149,9 @@ impl Connections {
     pub fn new(most: usize) -> Self {
         let most = most.min(NONE as usize - 1);
         let index = if most == 0 { 1 } else { (most * 2).next_power_of_two() };
-        // Large pages, since new connections are scattered over it: few would touch all of it.
-        let mut index = vec![EMPTY; index];
+        // Zeroes are mapped when touched; large pages, since new connections are scattered over it.
+        let index = vec![EMPTY; index];
         advise_hugepages(&index);
-        populate(&mut index);
-        // Used from its start: it is touched as connections come.
         let mut list = Vec::with_capacity(most);
         advise_hugepages(list.spare_capacity_mut());
         Self { list, most, free: NONE, index, count: 0, head: NONE, tail: NONE }

@@ -18,8 +18,8 @@
 //! Time is in ticks of [`TICK_MS`]: a slot is written once a tick. A call ages a few slots.
 //!
 //! Memory comes zeroed, on hugepages if possible. One thread owns it, and touches all of it before
-//! the first packet ([`FlowTable::populate`]): few flows touch all hugepages, each of which takes
-//! from some 100 µs to, in a virtual machine, 25 ms.
+//! the first packet ([`FlowTable::populate`]): few flows touch all hugepages, and the first touch
+//! of one has taken up to 25 ms in a virtual machine.
 //!
 //! Limits: a flow may outlive its timeout by two ticks and one round of ageing.
 
