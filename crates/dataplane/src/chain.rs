@@ -8,6 +8,7 @@
 //! flows with the same instances share a path. Where a chain has many combinations, flows are
 //! spread over some thousands. At the bound, new flows share the paths that their chain has.
 
+mod detours;
 pub mod registry;
 pub mod ways;
 

@@ -28,6 +28,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::detours::{Detour, Detours};
 use super::ways::{Way, Ways};
 use super::{Chain, Hop, MAX_HOPS, Member, Path, PathKind, SPREAD, Tables, kept, mixed, picked};
 use crate::decision::{Decision, Packed, Refusal};
@@ -241,6 +242,8 @@ pub struct PathRegistry {
     /// Paths in use, and changes of that number.
     len: AtomicUsize,
     changes: AtomicU32,
+    /// Times that paths were freed.
+    frees: AtomicU32,
 }
 
 impl PathRegistry {
@@ -256,6 +259,7 @@ impl PathRegistry {
             used: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             changes: AtomicU32::new(0),
+            frees: AtomicU32::new(0),
         }
     }
 
@@ -494,6 +498,9 @@ impl PathRegistry {
     /// Each packet thread has begun a new round since [`PathRegistry::hide`], and only the calling
     /// thread and packet threads look up paths.
     pub unsafe fn free(&self, hidden: &[u32]) {
+        if hidden.is_empty() {
+            return;
+        }
         let mut detours = 0;
         for number in hidden {
             // SAFETY: the place has no number, so no reference arises; by the contract none exists.
@@ -504,6 +511,8 @@ impl PathRegistry {
             self.lock().free.extend(some.iter().map(|number| self.next_turn(*number)));
         }
         self.lock().detours -= detours;
+        // Release: the places are there before threads ask for them again.
+        self.frees.fetch_add(1, Ordering::Release);
     }
 
     fn next_turn(&self, number: u32) -> u32 {
@@ -605,6 +614,9 @@ impl PathRegistry {
 
     /// The number of a path, from the thread's notes where possible.
     pub fn find(&self, ways: &mut Ways, course: &Course<'_>) -> Option<u32> {
+        if let (PathKind::Detour, [nf]) = (course.kind, course.nfs) {
+            return self.find_detour(ways, course, *nf);
+        }
         let Some(way) = Way::new(course.chain.version, course.ingress, course.kind, course.nfs) else { return self.number(course) };
         if let Some(number) = ways.find(&way).filter(|number| self.goes(*number)) {
             return Some(number);
@@ -612,6 +624,27 @@ impl PathRegistry {
         let number = self.number(course)?;
         ways.insert(&way, number);
         Some(number)
+    }
+
+    /// As [`PathRegistry::find`], for a detour to an NF: also a refusal is from the notes.
+    fn find_detour(&self, ways: &mut Ways, course: &Course<'_>, nf: u16) -> Option<u32> {
+        // Acquire: pairs with the end of `free`. It is read before the registry is asked: if paths
+        // are freed meanwhile, a refusal is outdated at once.
+        let frees = self.frees.load(Ordering::Acquire);
+        let holds = |answer: Detour| match answer {
+            Detour::Path(number) => self.goes(number),
+            Detour::Refused(when) => when == frees,
+        };
+        let (refused, key) = (Detour::Refused(frees), Detours::key(course.chain.version, course.ingress, nf));
+        let answer = ways.detours.find(key, holds, refused).unwrap_or_else(|| {
+            let answer = self.number(course).map_or(refused, Detour::Path);
+            ways.detours.note(key, answer, holds);
+            answer
+        });
+        match answer {
+            Detour::Path(number) => Some(number),
+            Detour::Refused(_) => None,
+        }
     }
 
     /// Whether a flow may stay on its path, given the chain that the rules name now.
@@ -899,6 +932,29 @@ mod tests {
         registry.end(&[End::Nf(2)], Some(2));
         assert_eq!(free(&registry).len(), 1);
         assert!(detour(9).is_some() && detour(10).is_none());
+    }
+
+    #[test]
+    fn a_thread_asks_for_a_refused_detour_once_until_paths_are_freed() {
+        let (registry, mut ways) = (PathRegistry::new(16), Ways::new(16, 0));
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let find = |ways: &mut Ways, nf: u16| registry.find(ways, &Course { kind: PathKind::Detour, ..course(&c, &[nf], 1) });
+        let noted = |ways: &Ways, nf: u16, frees: u32| {
+            let holds = |answer: Detour| matches!(answer, Detour::Path(_)) || answer == Detour::Refused(frees);
+            ways.detours.find(Detours::key(1, 0, nf), holds, Detour::Refused(u32::MAX))
+        };
+        let numbers: Vec<u32> = (0..4).map(|nf| find(&mut ways, nf).unwrap()).collect();
+        assert_eq!(noted(&ways, 4, 0), None);
+        assert!((0..3).all(|_| find(&mut ways, 4).is_none()));
+        assert_eq!((noted(&ways, 2, 0), noted(&ways, 4, 0)), (Some(Detour::Path(numbers[2])), Some(Detour::Refused(0))));
+        // It stays refused when paths end, and not when they are freed.
+        registry.end(&[End::Nf(2)], Some(2));
+        assert!(find(&mut ways, 4).is_none() && find(&mut ways, 2).is_none());
+        assert_eq!(free(&registry).len(), 1);
+        assert_eq!(noted(&ways, 4, 1), None);
+        let again = find(&mut ways, 4);
+        assert!(again.is_some() && find(&mut ways, 4) == again && find(&mut ways, 5).is_none());
+        assert_eq!(find(&mut ways, 1), Some(numbers[1]));
     }
 
     #[test]

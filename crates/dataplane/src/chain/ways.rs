@@ -5,6 +5,7 @@
 //! still holds is for the registry to say.
 
 use super::PathKind;
+use super::detours::Detours;
 
 const WAYS: usize = 4;
 const NO_NUMBER: u32 = u32::MAX;
@@ -52,6 +53,8 @@ pub struct Ways {
     turn: usize,
     /// By place in the registry: the path number that was noted last.
     noted: Vec<u32>,
+    /// What it knows of detours; these are not among the entries.
+    pub(super) detours: Detours,
     /// Number of the packet thread.
     pub(super) thread: usize,
 }
@@ -60,7 +63,8 @@ impl Ways {
     /// A cache for about `most` paths, of packet thread number `thread`.
     pub fn new(most: usize, thread: usize) -> Self {
         let most = most.next_power_of_two();
-        Self { entries: vec![[None; WAYS]; (most / 2).max(1)], turn: 0, noted: vec![NO_NUMBER; most], thread }
+        let entries = vec![[None; WAYS]; (most / 2).max(1)];
+        Self { entries, turn: 0, noted: vec![NO_NUMBER; most], detours: Detours::new(2 * most), thread }
     }
 
     /// Number of a path, if it is in the cache.
