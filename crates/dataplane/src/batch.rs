@@ -10,7 +10,7 @@ use crate::capture::{Point, Sight};
 use crate::chain::{PathRegistry, Tables};
 use crate::classify::key::FlowKey;
 use crate::decision::Packed;
-use crate::frame::Packet;
+use crate::frame::{CopyPlace, FrameCache, Packet};
 use crate::observers::Observers;
 use crate::queue::{PortQueue, QueueCounters};
 use crate::steer::Wanted;
@@ -193,11 +193,24 @@ impl OwnedQueue {
         }
     }
 
-    /// Receives into the arena that the tables name from now on.
+    /// Receives into the arena that the tables name from now on. If it is another one, the packets
+    /// held are decided about again, once they have [moved](Self::move_in).
     pub(crate) fn use_memory(&mut self, tables: &Tables) {
-        if let Some(Some(port)) = tables.ports.get(usize::from(self.port)) {
+        if let Some(Some(port)) = tables.ports.get(usize::from(self.port))
+            && port.memory != self.memory
+        {
             self.memory = port.memory;
+            self.basis.generation = self.basis.generation.wrapping_sub(1);
         }
+    }
+
+    /// Copies the packets held into the arena that it receives into: a tenant that the port was
+    /// alone for can write to where they lie. False: no frame is free there for some, or there is
+    /// none.
+    #[cold]
+    pub(crate) fn move_in(&mut self, frames: &mut FrameCache) -> bool {
+        let held = &mut self.batch.packets[self.from..self.to];
+        !frames.are_several() || frames.bring(held, self.memory, CopyPlace::Gate, |_, _| {}) == held.len()
     }
 }
 
@@ -301,9 +314,11 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
+    use sluice_shm::arena::Range;
 
     use super::*;
-    use crate::frame::FrameCache;
+    use crate::chain::PortInfo;
+    use crate::frame::{FramePool, NO_ARENA, Stack};
 
     struct Nothing;
 
@@ -357,6 +372,42 @@ mod tests {
             let got: Vec<_> = (from..to).map(all).collect();
             let came = |i: &usize| (*i as u32, paths[*i], *i as u8, *i as u8 ^ 1, i.is_multiple_of(3), *i as u8);
             prop_assert_eq!(got, wanted.iter().map(came).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn packets_held_move_into_the_arena_that_is_received_into_now() {
+        let range = Range::reserve(2, 64, 2240).unwrap();
+        range.make(0, 64, false).unwrap();
+        range.make(1, 64, false).unwrap();
+        let mut frames = FrameCache::over(range.whole(), range.shift(), 2);
+        for number in [0u8, 1] {
+            frames.add(number, Stack::new(FramePool::from(u32::from(number) << range.shift(), 64), 512));
+        }
+        let mut owned = holding(&[7; 40]);
+        let mut taken = [0; 40];
+        assert_eq!(frames.alloc(&mut taken), 40);
+        for (packet, frame) in owned.batch.packets.iter_mut().zip(taken) {
+            *packet = Packet::fresh(frame, 60);
+            assert!(frames.arena().write(frame, packet.offset, &[frame as u8; 60]));
+        }
+        owned.from = 8;
+        owned.basis = Basis { generation: 5, moved: 0 };
+        let mut receive_into = |owned: &mut OwnedQueue, memory: u8| {
+            let port = PortInfo { name: "p".into(), overload: Overload::Drop, owners: vec![0], memory };
+            owned.use_memory(&Tables { ports: vec![Some(port)], ..Tables::default() });
+            let is_there = owned.move_in(&mut frames);
+            (owned.basis.generation == 5, is_there)
+        };
+        assert_eq!(receive_into(&mut owned, 0), (true, true), "nothing changes");
+        assert_eq!(receive_into(&mut owned, NO_ARENA), (false, false), "there is no arena");
+        assert_eq!(owned.batch.packets[..40].iter().map(|packet| packet.frame).collect::<Vec<_>>(), taken);
+        assert_eq!(receive_into(&mut owned, 1), (false, true));
+        for (i, (packet, was)) in owned.batch.packets[..40].iter().zip(taken).enumerate() {
+            assert_eq!(frames.arena_of(packet.frame), u8::from(i >= 8), "{i}");
+            let mut bytes = [0; 60];
+            assert!(frames.arena().read(packet.frame, packet.offset, &mut bytes));
+            assert_eq!(bytes, [was as u8; 60]);
         }
     }
 

@@ -421,6 +421,16 @@ impl FrameCache {
         done
     }
 
+    /// As [`FrameCache::bring`], into the chosen arena, for packets that no NF has. Without such an
+    /// arena all stay where they are.
+    #[inline]
+    pub fn bring_in(&mut self, packets: &mut [Packet]) -> usize {
+        if !self.are_several() || self.stacks.get(self.chosen).is_none_or(|stack| stack.pool.is_none()) {
+            return packets.len();
+        }
+        self.bring(packets, self.chosen as u8, CopyPlace::Gate, |_, _| {})
+    }
+
     fn count(&mut self, arena: usize, place: CopyPlace, packets: u64, bytes: u64) {
         let Some(stack) = self.stacks.get_mut(arena) else { return };
         let counter = match place {

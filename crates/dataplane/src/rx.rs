@@ -15,7 +15,7 @@ use crate::classify::key::FlowKey;
 use crate::classify::rule::{Rule, RuleTerms};
 use crate::classify::{Classifier, Lookup, tcp, tcp_flags};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
-use crate::frame::Packet;
+use crate::frame::{NO_ARENA, Packet};
 use crate::plane::Plane;
 use crate::steer::{Arrival, ChooseChain, ChooseInstances, Chosen, Env, Released, SteerRequest};
 
@@ -141,6 +141,14 @@ impl Rx {
                 return 0;
             }
         } else if owned.basis != self.basis(plane) {
+            if !owned.move_in(&mut plane.frames) {
+                if owned.memory == NO_ARENA {
+                    // Nothing says whose they are.
+                    let to = owned.to;
+                    self.refuse(plane, owned, Refusal::NoRule, to);
+                }
+                return 0;
+            }
             self.classify(plane, owned);
         }
         if owned.basis != self.basis(plane) {

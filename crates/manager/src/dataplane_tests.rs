@@ -1407,6 +1407,14 @@ impl Tenants {
         self.plane.meet().unwrap();
     }
 
+    /// Has the port receive into an arena.
+    fn receive_into(&mut self, memory: u8) {
+        self.tables.ports[0].as_mut().unwrap().memory = memory;
+        self.tables.generation += 1;
+        self.plane.use_tables(&Arc::new(self.tables.clone()));
+        self.plane.meet().unwrap();
+    }
+
     /// The packet memory that an NF of a tenant has mapped.
     fn arena_of(&self, nf: usize) -> Arena {
         let memory = self.plane.memories().get(self.handles[nf].memory.load(Ordering::Relaxed)).unwrap();
@@ -1480,6 +1488,30 @@ fn a_hostile_tenant_reaches_no_packet_of_another() {
     assert_eq!(rig.copied("red"), Copied { at_gate: (2 * n, 2 * n * len), ..Copied::default() });
     assert_eq!(rig.copied("blue"), Copied { at_gate: (n, n * len), at_crossing: (n, n * len), starved: 0 });
     assert_eq!(rig.copied("ingress"), Copied::default());
+}
+
+#[test]
+fn what_was_read_for_one_tenant_is_out_of_its_reach_once_the_port_is_of_several() {
+    let mut rig = Tenants::new(FRAMES, 16);
+    let (of_red, ingress) = (rig.places[0].memory, rig.tables.ports[0].as_ref().unwrap().memory);
+    rig.receive_into(of_red);
+    // Blue's ring takes 16 of them, and the others wait at the gate.
+    let blue: Vec<Vec<u8>> = (0..32).map(|i| udp(2, i)).collect();
+    rig.wire.to_read.lock().unwrap().extend(blue.clone());
+    wait_for("a full ring", || rig.handles[1].in_flight.load(Ordering::Relaxed) == 16);
+    rig.receive_into(ingress);
+    wait_for("those that wait", || rig.copied("ingress").at_gate.0 == 16);
+    let arena = rig.arena_of(0);
+    let sluice_shm::arena::Geometry { first, frames, stride } = arena.geometry();
+    let noise = vec![0xa5; stride as usize];
+    (first..first + frames).for_each(|frame| assert!(arena.write(frame, 0, &noise)));
+    let mut second = rig.nf(1);
+    for _ in 0..32 {
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("all packets", || *rig.wire.written.lock().unwrap() == blue);
+    wait_for("all frames", || rig.is_empty());
 }
 
 #[test]

@@ -42,7 +42,8 @@ pub fn over(device: Box<dyn PortQueue>, queues: u16, waits: bool) -> Vec<Box<dyn
         let (send, sent) = ring::private(RING);
         to.push(deliver);
         from.push(sent);
-        all.push(Box::new(Branch { delivered, send, is_over: is_over.clone(), is_finished: false }));
+        let waiting = Vec::with_capacity(if waits { BURST } else { 0 });
+        all.push(Box::new(Branch { delivered, send, waits, waiting, is_over: is_over.clone(), is_finished: false }));
     }
     let unsent = (1..queues).map(|_| Vec::with_capacity(BURST)).collect();
     all.insert(0, Box::new(Trunk { device, to, from, unsent, queues, waits, is_over, drops }));
@@ -177,19 +178,35 @@ fn drain(ring: &mut Consumer, frames: &mut Vec<u32>) {
 struct Branch {
     delivered: Consumer,
     send: Producer,
+    waits: bool,
+    /// A file's packets that lie in an arena that is not received into any more, and wait for
+    /// frames of the other. A device keeps its arena.
+    waiting: Vec<Packet>,
     is_over: Arc<AtomicBool>,
     is_finished: bool,
 }
 
 impl PortQueue for Branch {
-    fn rx_burst(&mut self, out: &mut [Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
         let mut burst = [Descriptor::default(); BURST];
         let most = out.len().min(BURST);
         let is_over = self.is_over.load(Ordering::Acquire);
-        let n = self.delivered.dequeue(&mut burst[..most]).unwrap_or(0);
+        let n = if self.waiting.is_empty() {
+            let n = self.delivered.dequeue(&mut burst[..most]).unwrap_or(0);
+            out.iter_mut().zip(&burst[..n]).for_each(|(out, descriptor)| *out = packet(descriptor));
+            n
+        } else {
+            let n = most.min(self.waiting.len());
+            out.iter_mut().zip(self.waiting.drain(..n)).for_each(|(out, packet)| *out = packet);
+            n
+        };
         self.is_finished = is_over && n == 0;
-        out.iter_mut().zip(&burst[..n]).for_each(|(out, descriptor)| *out = packet(descriptor));
-        n
+        if !self.waits {
+            return n;
+        }
+        let there = frames.bring_in(&mut out[..n]);
+        self.waiting.extend_from_slice(&out[there..n]);
+        there
     }
 
     fn tx_burst(&mut self, packets: &[Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
@@ -211,7 +228,7 @@ impl PortQueue for Branch {
     }
 
     fn leftover(&mut self) -> Vec<u32> {
-        let mut frames = Vec::new();
+        let mut frames: Vec<u32> = self.waiting.drain(..).map(|packet| packet.frame).collect();
         drain(&mut self.delivered, &mut frames);
         frames
     }
