@@ -651,6 +651,15 @@ fn captures_and_devices() {
             ],
         ),
         (
+            "+[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"a\"\nwrite = \"b/.././a\"\n",
+            &["5:9: a pcap port cannot write the file that it reads | give `write` another file"],
+        ),
+        (
+            "+[[port]]\nname = \"p\"\nkind = \"pcap\"\nwrite = \"/a\"\n\
+              [[port]]\nname = \"q\"\nkind = \"pcap\"\nwrite = \"/../b/..//a\"\n",
+            &["8:9: ports \"p\" and \"q\" write one file, /a (first: 22) | give each of them a file of its own"],
+        ),
+        (
             "+[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"a\"\nrate = 10\n",
             &["5:8: the rate of a pcap port counts only with speed = \"rate\" | write speed = \"rate\""],
         ),

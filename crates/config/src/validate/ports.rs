@@ -1,9 +1,10 @@
 //! Checks of ports.
 
 use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
 
 use super::Validation;
-use crate::problem::At;
+use crate::problem::{At, Problem};
 use sluice_api::config::{AfXdp, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, PcapTimes, Port, PortKind};
 use sluice_host::link;
 
@@ -48,6 +49,29 @@ impl Validation<'_> {
                 _ => {}
             }
         }
+        self.written();
+    }
+
+    /// Checks that no two ports write one capture, over each other's packets.
+    fn written(&mut self) {
+        let config = self.config;
+        let mut seen: HashMap<PathBuf, usize> = HashMap::new();
+        for (i, port) in config.ports.iter().enumerate() {
+            let PortKind::Pcap(Pcap { write: Some(path), .. }) = &port.kind else { continue };
+            let file = cleaned(path);
+            // What is written there is discarded.
+            if file == Path::new("/dev/null") {
+                continue;
+            }
+            if let Some(&first) = seen.get(&file) {
+                let (other, file) = (&config.ports[first].name, file.display());
+                let what = format!("ports \"{other}\" and \"{}\" write one file, {file}", port.name);
+                let problem = Problem::error(At::entry("port", i, "write"), what, "give each of them a file of its own");
+                self.problems.push(problem.after(At::entry("port", first, "write")));
+            } else {
+                seen.insert(file, i);
+            }
+        }
     }
 
     fn pcap(&mut self, i: usize, port: &Port, p: &Pcap) {
@@ -55,7 +79,7 @@ impl Validation<'_> {
         if p.read.is_none() && p.write.is_none() {
             self.error(at("kind"), format!("pcap port \"{}\" has no file", port.name), "give it `read`, `write`, or both");
         }
-        if p.read.is_some() && p.read == p.write {
+        if p.read.is_some() && p.read.as_deref().map(cleaned) == p.write.as_deref().map(cleaned) {
             self.error(at("write"), "a pcap port cannot write the file that it reads", "give `write` another file");
         }
         if p.times == PcapTimes::Recorded && p.write.is_none() {
@@ -189,6 +213,23 @@ impl Validation<'_> {
             }
         }
     }
+}
+
+/// A path without parts that name no other place: `.`, and what `..` leaves again. Links are not
+/// followed.
+fn cleaned(path: &Path) -> PathBuf {
+    let mut cleaned = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if matches!(cleaned.components().next_back(), Some(Component::Normal(_))) => {
+                cleaned.pop();
+            }
+            Component::ParentDir if cleaned.has_root() => {}
+            part => cleaned.push(part),
+        }
+    }
+    cleaned
 }
 
 /// Whether this is a PCI address: `DDDD:BB:DD.F` or `BB:DD.F`, in hexadecimal.
