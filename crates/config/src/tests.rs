@@ -639,6 +639,25 @@ fn generators() {
 }
 
 #[test]
+fn a_capture_is_taken_from_a_port_of_another_name() {
+    let of = |ports: &[(&str, &str)]| -> Config {
+        let port = |(name, file): &(&str, &str)| format!("[[port]]\nname = {name:?}\nkind = \"pcap\"\nwrite = {file:?}\n");
+        toml::from_str(&ports.iter().map(port).collect::<String>()).unwrap()
+    };
+    let running = of(&[("a", "/x"), ("b", "/y"), ("n", "/dev/null")]);
+    for (ports, taken) in [
+        (&[("a", "/x"), ("b", "/z"), ("c", "/v")][..], None),
+        (&[("c", "/./x")][..], Some(("c", "a"))),
+        (&[("a", "/y"), ("b", "/x")][..], Some(("a", "b"))),
+        (&[("a", "/dev/null"), ("b", "/y")][..], None),
+    ] {
+        let wanted = of(ports);
+        let found = validate::taken_capture(&running, &wanted).map(|(port, other)| (port.name.as_str(), other.name.as_str()));
+        assert_eq!(found, taken, "{ports:?}");
+    }
+}
+
+#[test]
 fn captures_and_devices() {
     check(&[
         ("+[[port]]\nname = \"p\"\nkind = \"pcap\"\n", &["3:8: pcap port \"p\" has no file | give it `read`, `write`, or both"]),

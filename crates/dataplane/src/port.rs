@@ -39,6 +39,13 @@ pub trait Kinds: Debug + Send + Sync {
     /// [`Fault`].
     fn open(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault>;
 
+    /// Opens a port again that was closed for another one, which cannot be opened: what it writes
+    /// goes on where it ended.
+    ///
+    /// # Errors
+    /// As [`Kinds::open`].
+    fn open_again(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault>;
+
     /// Checks what a port would open, without opening it, so that a truncated capture or missing
     /// device is reported before anything starts or changes. `room`: the largest packet, in bytes.
     ///
@@ -65,8 +72,8 @@ pub trait Kinds: Debug + Send + Sync {
         None
     }
 
-    /// Whether two ports use the same file or device: one must close before the other opens.
-    fn share(&self, a: &Port, b: &Port) -> bool;
+    /// Whether a port needs the file or device of a former one, which must close before it opens.
+    fn share(&self, former: &Port, next: &Port) -> bool;
 
     /// Starts what devices need for this many frames, if the configuration has devices.
     ///

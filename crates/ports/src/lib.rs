@@ -39,6 +39,7 @@ use af_packet::InterfaceQueue;
 use af_packet::socket::SocketOptions;
 use af_xdp::XdpQueue;
 use origin::Origins;
+use pcap::Begins;
 use sluice_api::config::{self as model, AfPacket, AfXdp, Config, Port, PortKind, Via};
 use sluice_config::problem::{At, Problem};
 use sluice_dataplane::frame::FramePool;
@@ -53,23 +54,11 @@ pub struct All {
 
 impl Kinds for All {
     fn open(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault> {
-        let room = arena.geometry().stride as usize - HEADROOM;
-        let is_replay = matches!(&port.kind, PortKind::Pcap(settings) if settings.read.is_some());
-        if is_replay {
-            self.origins.cover(frames);
-        }
-        let open = match &port.kind {
-            PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room)?,
-            PortKind::Sink(settings) => sink::open(port.queues, settings),
-            PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room, &self.origins)?,
-            PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames)?,
-            PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room)?,
-            PortKind::AfXdp(settings) => af_xdp::open(&port.name, port.queues, settings, arena, frames)?,
-        };
-        if !is_replay && port.kind.no_input().is_none() {
-            self.origins.mix();
-        }
-        Ok(open)
+        self.open_to(port, arena, frames, Begins::Anew)
+    }
+
+    fn open_again(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault> {
+        self.open_to(port, arena, frames, Begins::AtEnd)
     }
 
     fn look_at(&self, port: &Port, room: usize) -> Result<(), Fault> {
@@ -112,21 +101,19 @@ impl Kinds for All {
         }
     }
 
-    fn share(&self, a: &Port, b: &Port) -> bool {
-        match (&a.kind, &b.kind) {
-            (PortKind::Pcap(a), PortKind::Pcap(b)) => {
-                let meets = |written: &Option<_>, other: &model::Pcap| {
-                    written.is_some() && (*written == other.write || *written == other.read)
-                };
-                meets(&a.write, b) || meets(&b.write, a)
-            }
+    fn share(&self, former: &Port, next: &Port) -> bool {
+        match (&former.kind, &next.kind) {
+            // A file is read when it is opened, and written to when the port is in use.
+            (PortKind::Pcap(former), PortKind::Pcap(next)) => next.read.is_some() && next.read == former.write,
             // Any number of sockets may read an interface.
-            (PortKind::Dpdk(a), PortKind::Dpdk(b)) => match (dpdk::name(a), dpdk::name(b)) {
-                (Some(a), Some(b)) => sluice_dpdk::is_same_device(a, b),
+            (PortKind::Dpdk(former), PortKind::Dpdk(next)) => match (dpdk::name(former), dpdk::name(next)) {
+                (Some(former), Some(next)) => sluice_dpdk::is_same_device(former, next),
                 _ => false,
             },
             // A queue of an interface has one socket.
-            (PortKind::AfXdp(a), PortKind::AfXdp(b)) => (&a.interface, &a.netns) == (&b.interface, &b.netns),
+            (PortKind::AfXdp(former), PortKind::AfXdp(next)) => {
+                (&former.interface, &former.netns) == (&next.interface, &next.netns)
+            }
             _ => false,
         }
     }
@@ -155,6 +142,26 @@ impl Kinds for All {
 }
 
 impl All {
+    fn open_to(&self, port: &Port, arena: &Arena, frames: &FramePool, begins: Begins) -> Result<OpenPort, Fault> {
+        let room = arena.geometry().stride as usize - HEADROOM;
+        let is_replay = matches!(&port.kind, PortKind::Pcap(settings) if settings.read.is_some());
+        if is_replay {
+            self.origins.cover(frames);
+        }
+        let open = match &port.kind {
+            PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room)?,
+            PortKind::Sink(settings) => sink::open(port.queues, settings),
+            PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room, &self.origins, begins)?,
+            PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames)?,
+            PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room)?,
+            PortKind::AfXdp(settings) => af_xdp::open(&port.name, port.queues, settings, arena, frames)?,
+        };
+        if !is_replay && port.kind.no_input().is_none() {
+            self.origins.mix();
+        }
+        Ok(open)
+    }
+
     /// Notes, before the first packet moves, that packets come from elsewhere than from ports, as
     /// from a controller: what a capture says of a packet is not known then.
     pub fn mix(&self) {
@@ -276,8 +283,9 @@ mod tests {
         let dpdk = |devargs: &str| port(&format!("kind = \"dpdk\"\ndevargs = {devargs:?}"));
         let share = |a: &Port, b: &Port| All::default().share(a, b);
         let (writes, reads) = (pcap("write = \"/a\""), pcap("read = \"/a\""));
-        assert!(share(&writes, &writes) && share(&writes, &reads) && share(&reads, &writes));
+        assert!(share(&writes, &reads), "what is written is read at the end");
         assert!(!share(&reads, &reads), "any number may read a file");
+        assert!(!share(&writes, &writes) && !share(&reads, &writes), "the file is begun when the former port is closed");
         assert!(!share(&writes, &pcap("write = \"/b\"")) && !share(&writes, &port("kind = \"sink\"")));
         assert!(share(&dpdk("net_null0"), &dpdk("net_null0,size=60")));
         assert!(!share(&dpdk("net_null0"), &dpdk("net_null1")) && !share(&dpdk("net_null0"), &writes));

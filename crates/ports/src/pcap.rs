@@ -20,9 +20,9 @@
 //!
 //! A file that is there keeps what it holds until a packet thread has the port, and one that was
 //! made for a port that no thread gets is removed: a change that is refused leaves no trace. Only
-//! a port that takes the place of another with its file comes after it: if the new one cannot be
-//! opened, the old one begins its file anew. Another thread opens files and reads them, and is
-//! waited for with a limit (`pcap/file.rs`).
+//! a port that reads what the former one of its name wrote is opened after that is closed: if it
+//! cannot be opened, the former one goes on at the end of its file ([`Begins::AtEnd`]). Another
+//! thread opens files and reads them, and is waited for with a limit (`pcap/file.rs`).
 //!
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
@@ -78,6 +78,15 @@ pub const RETRY: Duration = Duration::from_millis(100);
 /// Least time between two log lines about a refusing disk.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
+/// Where a port begins in the file that it writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begins {
+    /// The file is truncated.
+    Anew,
+    /// Behind what it holds, if that begins as this port would; else as [`Begins::Anew`].
+    AtEnd,
+}
+
 /// Opens a port. `room` is the largest packet that a frame holds, in bytes; `origins` has what
 /// captures say of packets.
 ///
@@ -85,7 +94,14 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// [`PortError::Setting`] for contradictory settings, [`PortError::File`] if a file cannot be read
 /// or written, [`PortError::Capture`] if the capture cannot be replayed. The output file is opened
 /// only after all other checks.
-pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize, origins: &Arc<Origins>) -> Result<OpenPort, PortError> {
+pub fn open(
+    name: &str,
+    queues: u32,
+    settings: &Pcap,
+    room: usize,
+    origins: &Arc<Origins>,
+    begins: Begins,
+) -> Result<OpenPort, PortError> {
     let source = source(name, settings, room)?;
     let mut words = Vec::new();
     if let (Some(source), Some(path)) = (&source, &settings.read) {
@@ -99,7 +115,7 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize, origins: &Arc
         Some(path) => {
             words.push(format!("writes {}", path.display()));
             let keeps_times = settings.times == PcapTimes::Recorded;
-            Some(Writer::create(name, path, Labels { origins: origins.clone(), keeps_times })?)
+            Some(Writer::create(name, path, Labels { origins: origins.clone(), keeps_times }, begins)?)
         }
         None => None,
     };
@@ -297,9 +313,9 @@ struct Writer {
 }
 
 impl Writer {
-    fn create(port: &str, path: &Path, labels: Labels) -> Result<Self, PortError> {
+    fn create(port: &str, path: &Path, labels: Labels, begins: Begins) -> Result<Self, PortError> {
         let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
-        let target = Target::open(path, FileFormat::of(path).header(port)).map_err(error)?;
+        let target = Target::open(path, FileFormat::of(path).header(port), begins == Begins::AtEnd).map_err(error)?;
         Self::start(port, target, labels).map_err(error)
     }
 
@@ -596,7 +612,7 @@ mod tests {
 
     /// Opens a port of a process that has no other, and begins to use it; no origins are kept.
     fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
-        let mut port = super::open(name, queues, settings, room, &Arc::default())?;
+        let mut port = super::open(name, queues, settings, room, &Arc::default(), Begins::Anew)?;
         port.queues.iter_mut().for_each(|queue| queue.begin());
         Ok(port)
     }
@@ -679,8 +695,8 @@ mod tests {
         origins.cover(&pool);
         let reads = Pcap { read: Some(source.into()), repeat: Some(repeat), ..Pcap::default() };
         let writes = Pcap { write: Some(target.into()), times, ..Pcap::default() };
-        let mut from = super::open("in", 1, &reads, ROOM, &origins).unwrap();
-        let mut to = super::open("out", 1, &writes, ROOM, &origins).unwrap();
+        let mut from = super::open("in", 1, &reads, ROOM, &origins, Begins::Anew).unwrap();
+        let mut to = super::open("out", 1, &writes, ROOM, &origins, Begins::Anew).unwrap();
         to.queues[0].begin();
         let mut frames = cache(64);
         let mut burst = [Packet::default(); BURST];
@@ -980,11 +996,48 @@ mod tests {
             }
             let settings = Pcap { write: Some(path.clone()), ..Pcap::default() };
             for queues in [1, 2] {
-                drop(super::open("p", queues, &settings, ROOM, &Arc::default()).unwrap());
+                drop(super::open("p", queues, &settings, ROOM, &Arc::default(), Begins::Anew).unwrap());
                 assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), before, "{name}");
             }
             drop(open("p", 2, &settings, ROOM).unwrap());
             assert_eq!(std::fs::metadata(&path).unwrap().len(), 24, "{name}");
+        }
+    }
+
+    /// Sends packets to a port that is in use, and closes it.
+    fn send(mut port: OpenPort, n: usize) {
+        let mut frames = cache(64);
+        let packets = burst(&mut frames, n, 60);
+        port.queues[0].begin();
+        assert_eq!(port.queues[0].tx_burst(&packets, &mut frames, monotonic_ns()), n);
+    }
+
+    #[test]
+    fn a_capture_that_is_written_goes_on_when_its_next_port_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["out.pcap", "out.pcapng"] {
+            let path = folder.path().join(name);
+            let settings = Pcap { write: Some(path.clone()), ..Pcap::default() };
+            let opened = |begins| super::open("p", 1, &settings, ROOM, &Arc::default(), begins).unwrap();
+            let len = || std::fs::metadata(&path).unwrap().len();
+            send(opened(Begins::Anew), 0);
+            let header = len();
+            send(opened(Begins::Anew), 1);
+            let each = len() - header;
+            // The next port is opened beside it, and closed before it was in use.
+            let mut running = opened(Begins::Anew);
+            running.queues[0].begin();
+            for begins in [Begins::Anew, Begins::AtEnd] {
+                drop(opened(begins));
+            }
+            send(running, 5);
+            assert_eq!(len(), header + 5 * each, "{name}");
+            // The former port is closed, and opened again.
+            send(opened(Begins::AtEnd), 3);
+            assert_eq!(len(), header + 8 * each, "{name}");
+            std::fs::write(&path, "what no port has written").unwrap();
+            send(opened(Begins::AtEnd), 2);
+            assert_eq!(len(), header + 2 * each, "{name}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::Validation;
 use crate::problem::{At, Problem};
-use sluice_api::config::{AfXdp, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, PcapTimes, Port, PortKind};
+use sluice_api::config::{AfXdp, Config, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, PcapTimes, Port, PortKind};
 use sluice_host::link;
 
 /// Size of the sequence number and time stamp in a generated packet's payload, in bytes.
@@ -57,12 +57,7 @@ impl Validation<'_> {
         let config = self.config;
         let mut seen: HashMap<PathBuf, usize> = HashMap::new();
         for (i, port) in config.ports.iter().enumerate() {
-            let PortKind::Pcap(Pcap { write: Some(path), .. }) = &port.kind else { continue };
-            let file = cleaned(path);
-            // What is written there is discarded.
-            if file == Path::new("/dev/null") {
-                continue;
-            }
+            let Some(file) = capture_of(port) else { continue };
             if let Some(&first) = seen.get(&file) {
                 let (other, file) = (&config.ports[first].name, file.display());
                 let what = format!("ports \"{other}\" and \"{}\" write one file, {file}", port.name);
@@ -213,6 +208,21 @@ impl Validation<'_> {
             }
         }
     }
+}
+
+/// The file that a port writes, unless what is written there is discarded.
+fn capture_of(port: &Port) -> Option<PathBuf> {
+    let PortKind::Pcap(Pcap { write: Some(path), .. }) = &port.kind else { return None };
+    Some(cleaned(path)).filter(|file| file != Path::new("/dev/null"))
+}
+
+/// The first port of a configuration that writes a file which a running port of another name
+/// writes, and that port: between two steps of a change both would.
+pub fn taken_capture<'a>(running: &'a Config, wanted: &'a Config) -> Option<(&'a Port, &'a Port)> {
+    let writer = |port: &Port, file: &PathBuf| {
+        running.ports.iter().find(|other| other.name != port.name && capture_of(other).as_ref() == Some(file))
+    };
+    wanted.ports.iter().find_map(|port| Some((port, writer(port, &capture_of(port)?)?)))
 }
 
 /// A path without parts that name no other place: `.`, and what `..` leaves again. Links are not

@@ -2,7 +2,7 @@
 
 use sluice_api::model::Apply;
 
-use crate::pcap::{MICROS, Order, pcap};
+use crate::pcap::{MICROS, Order, pcap, read};
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
 
 /// A chain from a generator to a port of this kind.
@@ -67,20 +67,43 @@ fn a_port_that_fails_to_open_leaves_the_old_one_in_place() {
 #[test]
 fn a_port_that_is_lost_is_there_again_after_the_next_apply() {
     let folder = crate::support::open_folder();
-    let file = folder.path().join("out.pcap");
+    let (file, other) = (folder.path().join("out.pcap"), folder.path().join("other.pcap"));
     let writing = |keys: &str| leading_to("pcap", &format!("write = {file:?}\n{keys}"));
     let mut daemon = Daemon::start("max_nfs = 3", &writing(""));
     goes_on(&mut daemon);
-    // The same file: the old port is closed first, and then neither port opens.
+    // The new port reads that file: the old one is closed first, and then neither opens.
+    std::fs::write(&other, pcap(Order::Little, MICROS, 1, &[vec![1; 60]])).unwrap();
     std::fs::remove_file(&file).unwrap();
-    std::os::unix::fs::symlink("/dev/full", &file).unwrap();
-    let said = apply(&daemon, &writing("overload = \"wait\"")).unwrap_err();
+    std::os::unix::fs::symlink(&other, &file).unwrap();
+    let said = apply(&daemon, &leading_to("pcap", &format!("read = {file:?}\nwrite = \"/dev/full\""))).unwrap_err();
     assert!(said.contains("is closed") && said.contains("apply it again"), "{said}");
     assert!(daemon.stats().ports.iter().all(|p| p.name != "out"));
     std::fs::remove_file(&file).unwrap();
     assert_eq!(apply(&daemon, &writing("overload = \"wait\"")), Ok(1));
     goes_on(&mut daemon);
     daemon.stop();
+}
+
+#[test]
+fn a_capture_goes_on_when_the_port_that_comes_in_its_place_cannot_be_opened() {
+    let folder = crate::support::open_folder();
+    let file = folder.path().join("out.pcap");
+    let writes = format!("write = {file:?}\n");
+    let beside = port("last", "sink", "");
+    let mut daemon = Daemon::start("max_nfs = 3", &(leading_to("pcap", &writes) + &beside));
+    goes_on(&mut daemon);
+    // It is opened beside the old one, and a port behind it cannot be.
+    let full = port("last", "pcap", "write = \"/dev/full\"");
+    let said = apply(&daemon, &(leading_to("pcap", &(writes + "overload = \"wait\"")) + &full)).unwrap_err();
+    assert!(said.contains("/dev/full"), "{said}");
+    goes_on(&mut daemon);
+    // The old one is closed for one that reads its file.
+    let before = find_chain(&daemon.stats(), "c").exit_packets;
+    apply(&daemon, &(leading_to("pcap", &format!("read = {file:?}\nwrite = \"/dev/full\"")) + &beside)).unwrap_err();
+    goes_on(&mut daemon);
+    daemon.stop();
+    let written = read(&file).len() as u64;
+    assert!(written > before, "{written} packets; {before} of them before the last change");
 }
 
 #[test]

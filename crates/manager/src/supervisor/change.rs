@@ -457,6 +457,7 @@ impl Supervisor {
         let base = wanted;
         let wanted = kept.as_ref().map_or(wanted, |kept| &kept.config);
         self.check(wanted)?;
+        self.takes_no_capture(wanted)?;
         self.keeps_profiles(base)?;
         let changes = diff::diff(&self.config, wanted);
         let restart: Vec<String> = changes

@@ -12,8 +12,8 @@ use crate::controller::events::What;
 use crate::dataplane::LetGo;
 use sluice_api::config as model;
 use sluice_api::model as api;
-use sluice_config::diff;
 use sluice_config::tenancy::{Holder, Owner};
+use sluice_config::{diff, validate};
 use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::QueueCounters;
 
@@ -110,6 +110,11 @@ impl Supervisor {
 
     /// Opens a port without giving it to the packet threads. `wanted` is the coming configuration.
     pub(super) fn open(&self, config: &model::Port, wanted: &model::Config) -> Result<OpenPort, SupervisorError> {
+        self.open_as(config, wanted, false)
+    }
+
+    /// `again`: it was closed for another one, which could not be opened.
+    fn open_as(&self, config: &model::Port, wanted: &model::Config, again: bool) -> Result<OpenPort, SupervisorError> {
         let memories = self.plane.memories();
         let memory = memories.get(memories.for_port(wanted, config));
         if memory.is_none() && config.kind.has_fixed_memory() {
@@ -121,8 +126,10 @@ impl Supervisor {
         }
         // Other ports receive into the arena that the tables name, or nothing.
         let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
-        let mut open =
-            self.host.opener.kinds.open(&self.host.opener.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
+        let (kinds, bounded) = (&self.host.opener.kinds, self.host.opener.room.bounded(config, &wanted.ports));
+        let arena = self.plane.arena();
+        let opened = if again { kinds.open_again(&bounded, arena, &pool) } else { kinds.open(&bounded, arena, &pool) };
+        let mut open = opened?;
         open.memory = memory.map(|memory| memory.number).filter(|_| config.kind.has_fixed_memory());
         Ok(open)
     }
@@ -185,6 +192,18 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no port begins a capture that another one still writes.
+    pub(super) fn takes_no_capture(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
+        match validate::taken_capture(&self.config, wanted) {
+            None => Ok(()),
+            Some((port, other)) => Err(SupervisorError::Conflict(format!(
+                "port `{}` would write over the capture that port `{}` still writes; apply a configuration in which that one does \
+                 not write it before this one",
+                port.name, other.name
+            ))),
+        }
     }
 
     /// Gives the queues of an opened port, which has its number, to the packet threads.
@@ -262,8 +281,8 @@ impl Supervisor {
     }
 
     /// Opens a port anew under the same number, which chains keep naming. The new one opens before
-    /// the old one closes. If they share a file or device it opens after, and the old one is opened
-    /// again if that fails.
+    /// the old one closes. If it needs the old one's file or device it opens after, and the old one
+    /// is opened again if that fails.
     ///
     /// # Errors
     /// As [`Kinds::open`](sluice_dataplane::port::Kinds::open); the old port is then as before. If
@@ -293,7 +312,7 @@ impl Supervisor {
 
     /// Opens the old port again after its replacement failed to open. Returns the error to report.
     fn bring_back(&mut self, number: u16, old: &model::Port, why: SupervisorError) -> SupervisorError {
-        let again = self.open(old, &self.config).and_then(|open| self.put_port(number, open));
+        let again = self.open_as(old, &self.config, true).and_then(|open| self.put_port(number, open));
         let Err(error) = again else { return why };
         self.ports[number as usize] = None;
         self.config.ports.retain(|p| p.name != old.name);

@@ -6,8 +6,8 @@
 //! to read than the manager's traffic.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -94,18 +94,19 @@ pub struct Target {
     pub path: PathBuf,
     /// It was made here, and the port is not in use yet.
     pub is_unused: bool,
-    /// Where the last whole packet ends; 0: the file still holds what it held.
+    /// Where the last whole packet ends; 0: what the file holds is to go.
     pub end: u64,
 }
 
 impl Target {
     /// Opens a file. One that was missing is made, and begins with `header`: a full disk is noticed
-    /// now.
-    pub fn open(path: &Path, header: Vec<u8>) -> Result<Self> {
+    /// now. `goes_on`: what is written comes behind what the file holds, if that begins with
+    /// `header`.
+    pub fn open(path: &Path, header: Vec<u8>, goes_on: bool) -> Result<Self> {
         let path = path.to_path_buf();
         apart(OPENING, move |_| {
             let mut options = OpenOptions::new();
-            options.write(true).create_new(true).mode(0o640).custom_flags(FLAGS | libc::O_NOFOLLOW);
+            options.read(goes_on).write(true).create_new(true).mode(0o640).custom_flags(FLAGS | libc::O_NOFOLLOW);
             let (file, is_unused) = match options.open(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                     (options.create_new(false).create(true).open(&path).map_err(explained)?, false)
@@ -122,6 +123,11 @@ impl Target {
             if is_unused || is_nowhere {
                 this.file.write_all(&header)?;
                 this.end = header.len() as u64;
+            } else if goes_on {
+                let mut first = vec![0; header.len()];
+                if this.file.read_exact_at(&mut first, 0).is_ok() && first == header {
+                    this.end = this.file.seek(SeekFrom::End(0))?;
+                }
             }
             Ok(this)
         })
@@ -171,14 +177,14 @@ mod tests {
     fn only_the_file_that_was_made_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, moved) = (folder.path().join("a"), folder.path().join("b"));
-        let target = Target::open(&path, b"header".to_vec()).unwrap();
+        let target = Target::open(&path, b"header".to_vec(), false).unwrap();
         std::fs::rename(&path, &moved).unwrap();
         std::fs::write(&path, "of another").unwrap();
         drop(target);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of another");
         assert_eq!(std::fs::read_to_string(&moved).unwrap(), "header");
         std::fs::remove_file(&path).unwrap();
-        let target = Target::open(&path, b"header".to_vec()).unwrap();
+        let target = Target::open(&path, b"header".to_vec(), false).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "header");
         drop(target);
         assert!(!path.exists());
