@@ -157,7 +157,10 @@ pub(crate) fn right(message: &str, program: &str) -> Option<String> {
     let resource = quoted(rest, "resource \"")?;
     let (kind, sub) = resource.split_once('/').unwrap_or((&resource, ""));
     let group = quoted(rest, "API group \"").filter(|group| !group.is_empty()).map(|group| format!(".{group}"));
-    let mut ask = format!("kubectl auth can-i {verb} {kind}{}", group.unwrap_or_default());
+    // The chart gives the rights on a lease by its name. A name of others would make each of them
+    // another fault.
+    let name = object(message).filter(|_| kind == "leases").map(|name| format!("/{name}"));
+    let mut ask = format!("kubectl auth can-i {verb} {kind}{}{}", group.unwrap_or_default(), name.unwrap_or_default());
     if !sub.is_empty() {
         ask += &format!(" --subresource={sub}");
     }
@@ -235,6 +238,13 @@ mod tests {
         let said_plans = denied(&said(403, &plans), "sluice-node").unwrap();
         assert!(said_plans.contains("may not patch nodeplans/status of the whole cluster: "), "{said_plans}");
         assert!(said_plans.contains("can-i patch nodeplans.sluice.dev --subresource=status --as="), "{said_plans}");
+        let lease = plans.replace("nodeplans.sluice.dev \"a\"", "leases.coordination.k8s.io \"sluice-operator\"");
+        let lease = lease.replace("patch resource \"nodeplans/status\"", "update resource \"leases\"");
+        let place = "\"coordination.k8s.io\" in the namespace \"sluice-system\"";
+        let lease = lease.replace("\"sluice.dev\" at the cluster scope", place);
+        let said_lease = denied(&said(403, &lease), "sluice-operator").unwrap();
+        let wanted = format!("`kubectl auth can-i update leases.coordination.k8s.io/sluice-operator -n sluice-system --as={user}`");
+        assert!(said_lease.contains(&wanted), "{said_lease}");
         let quota = said(403, "pods \"p\" is forbidden: exceeded quota");
         assert_eq!(denied(&quota, "x").unwrap(), "the API server refuses it: pods \"p\" is forbidden: exceeded quota");
         assert!(is_fault(&said(403, &pods)) && !is_fault(&quota) && is_fault(&said(401, "Unauthorized")));
