@@ -26,20 +26,36 @@
 //! of their 99th percentiles) are relative to the honest partner. They should be 0.97 at least, and
 //! 2 at most. The longest round is reported, too.
 //!
+//! Of others, both chains are of one tenant and core (`within`). Red's NF comes when blue's chain
+//! has run for a while, writes to all but packet memory for 2 s or until it is stopped, and is gone
+//! then:
+//! - `own/scribble`: it writes noise over its region and the core page. It is stopped for that.
+//! - `own/unchecked`: the same without the limits for which it would be stopped.
+//! - `own/page`: it writes noise over the core page, and returns its packets.
+//! - `own/bits`: as `bits`.
+//!
+//! Blue's rate meanwhile should be half of its rate before at least (`of_before`), and 0.99 of it
+//! from 100 ms after the end on (`of_before_next`); no packet that was let in is lost.
+//!
 //! # Limits
 //! The daemon measures one round of 64, so the longest of all may be missing.
 //! One altered packet in 2⁴⁸ goes unnoticed. Packets that come too late to be admitted count as
 //! refused. The NFs of other tenants sleep on pages that red does not map, so it can take the wakes
-//! of its own tenant only.
+//! of its own tenant only. A rate over less than 100 ms would say little: if red's NF is stopped
+//! sooner, `of_before` is of the first 100 ms. NFs of the `own` variants are started by the
+//! experiment, and so have no filter.
+
+mod within;
 
 use std::fmt::Write;
+use std::process::Command;
 
 use anyhow::Context;
 
 use crate::bench::chaos::hostile;
 use crate::bench::daemon::LAB;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
+use crate::bench::lab::{Case, Lab, Miss, Row, Shown, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
@@ -67,6 +83,8 @@ const ROUND: &str = "round_ns_p99";
 const LONGEST_ROUND: &str = "round_ns_longest";
 /// All NFs are in SCHED_RR.
 const REALTIME: &str = "[sched]\nclass = \"rr\"\n";
+/// The parameter of variants whose two chains are of one tenant.
+const TENANT: &str = "tenant";
 /// Limits that no NF reaches.
 const NO_LIMITS: &str = "max_violations = 1000000000000\nstall_ms = 0\n";
 
@@ -79,6 +97,8 @@ enum Place {
     Own,
     /// As [`Place::Shared`], and red has a bridge before its NF.
     Behind,
+    /// As [`Place::Shared`], and blue's chain is of the tenant red, too. Red's NF attaches.
+    Within,
 }
 
 struct Variant {
@@ -108,8 +128,9 @@ const SHARED: Variant = Variant::honest("honest", Place::Shared);
 const OWN: Variant = Variant::honest("bits/honest", Place::Own);
 const RR: Variant = Variant { sched: REALTIME, ..Variant::honest("rr/honest", Place::Own) };
 const BEHIND: Variant = Variant::honest("steal/honest", Place::Behind);
+const WITHIN: Variant = Variant::honest("own/honest", Place::Within);
 
-static VARIANTS: [Variant; 11] = [
+static VARIANTS: [Variant; 16] = [
     SHARED,
     Variant::hostile("hostile", hostile::EVERYTHING, &SHARED),
     Variant { is_checked: false, ..Variant::hostile("unchecked", hostile::EVERYTHING, &SHARED) },
@@ -121,6 +142,11 @@ static VARIANTS: [Variant; 11] = [
     Variant { is_checked: false, ..Variant::hostile("rr", "move", &RR) },
     BEHIND,
     Variant::hostile("steal", "steal", &BEHIND),
+    WITHIN,
+    Variant::hostile("own/scribble", "scribble", &WITHIN),
+    Variant { is_checked: false, ..Variant::hostile("own/unchecked", "scribble", &WITHIN) },
+    Variant::hostile("own/page", "page", &WITHIN),
+    Variant::hostile("own/bits", "bits", &WITHIN),
 ];
 
 const GROUP: Group = Group {
@@ -143,6 +169,26 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
+/// Of variants whose two chains are of one tenant.
+const OWN_GROUP: Group = Group {
+    title: "Packets of blue at 200,000 a second, while an NF of its tenant and core comes and goes",
+    keys: &["packet_bytes"],
+    columns: &[
+        Column::new(DELIVERED, "meanwhile kpps", 1e3, 2),
+        Column::new("of_before", "of before", 1.0, 4),
+        Column::new("of_before_first", "100 ms after", 1.0, 4),
+        Column::new("of_before_next", "the next 100 ms", 1.0, 4),
+        Column::new("of_honest", "of honest", 1.0, 4),
+        Column::new("lost_inside_count", "lost inside", 1.0, 0),
+        Column::new("altered_count", "altered", 1.0, 0),
+        Column::new("refused_count", "refused", 1.0, 0),
+        Column::new("stopped_count", "red stopped", 1.0, 0),
+        Column::new("attack_ms", "red there ms", 1.0, 0),
+    ],
+    plotted: 4,
+    form: Form::Bars,
+};
+
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[NF])?;
     lab.programs.has(LAB, LAB)?;
@@ -150,9 +196,13 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn plan() -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, of_honest, vec![(GROUP, |_| true)]);
+    let groups: Vec<Shown> = vec![(GROUP, |v| !v.params.contains_key(TENANT)), (OWN_GROUP, |v| v.params.contains_key(TENANT))];
+    let mut plan = Trials::new(EXPERIMENT.name, of_honest, groups);
     for variant in &VARIANTS {
-        let params = Params::from([("packet_bytes".to_string(), PACKET_BYTES.into())]);
+        let mut params = Params::from([("packet_bytes".to_string(), PACKET_BYTES.into())]);
+        if variant.place == Place::Within {
+            params.insert(TENANT.into(), "own".into());
+        }
         plan.cases.push(Case::one(variant.name, params, move |lab| one(lab, variant)));
     }
     plan
@@ -170,6 +220,7 @@ fn setup(lab: &Lab, variant: &Variant) -> Setup {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let bridge = format!("exec = \"{NF}\"");
     let red = match variant.mode {
+        _ if variant.place == Place::Within => "attach = true".into(),
         Some(mode) => format!("exec = {}\nargs = [\"hostile-nf\", \"{mode}\"]\nfilter = {}", quoted(&hostile), variant.is_checked),
         None => bridge.clone(),
     };
@@ -186,7 +237,8 @@ fn setup(lab: &Lab, variant: &Variant) -> Setup {
         more += &service(FRONT, RED, core, &bridge);
     }
     let (trusted, run) = if variant.place == Place::Own { ("\ntrusted = true", "run = \"inline\"\n") } else { ("", "") };
-    more += &service(BLUE, BLUE, core, &(bridge + trusted));
+    let tenant = if variant.place == Place::Within { RED } else { BLUE };
+    more += &service(BLUE, tenant, core, &(bridge + trusted));
     for (number, (chain, services, egress, run)) in [(RED, reds, SINK, ""), (BLUE, &[BLUE][..], BLUE, run)].iter().enumerate() {
         let _ = write!(
             more,
@@ -202,6 +254,17 @@ fn setup(lab: &Lab, variant: &Variant) -> Setup {
 fn one(lab: &Lab, variant: &Variant) -> Result<Sample, Miss> {
     let daemon = lab.start(&setup(lab, variant))?;
     lab.warm_up()?;
+    if variant.place == Place::Within {
+        let mut program = Command::new(lab.programs.path(if variant.mode.is_some() { LAB } else { NF }));
+        if let Some(mode) = variant.mode {
+            program.args(["hostile-nf", mode]);
+        }
+        let readings = within::readings(lab, &daemon, RED, program)?;
+        daemon.stop()?;
+        let mut out = outcome(&readings.start, &readings.next)?;
+        out.extend(readings.rates(BLUE)?);
+        return Ok(out);
+    }
     let before = daemon.stats()?;
     lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
     let after = daemon.stats()?;
@@ -285,7 +348,8 @@ mod tests {
         let lab = lab(1);
         let lines = |variant: &Variant| -> BTreeSet<String> {
             let text = setup(&lab, variant).toml(std::path::Path::new("/tmp"));
-            assert!(text.contains("checksum = true") && text.matches("tenant = \"blue\"").count() == 1);
+            let blues = usize::from(variant.place != Place::Within);
+            assert!(text.contains("checksum = true") && text.matches("tenant = \"blue\"").count() == blues);
             text.lines().map(str::to_owned).collect()
         };
         for variant in &VARIANTS {
@@ -295,18 +359,19 @@ mod tests {
             let of_red = ["exec = ", "args = ", "filter = ", "max_violations = ", "stall_ms = "];
             assert!(own.difference(&honest).all(|line| of_red.iter().any(|key| line.starts_with(key))), "{}", variant.name);
             assert_eq!(honest.difference(&own).count(), 0, "{}: blue has its bridge", variant.name);
-            let args = variant.mode.map(|mode| format!("args = [\"hostile-nf\", \"{mode}\"]"));
+            let started = variant.mode.filter(|_| variant.place != Place::Within);
+            let args = started.map(|mode| format!("args = [\"hostile-nf\", \"{mode}\"]"));
             assert!(args.is_none_or(|args| own.contains(&args)), "{}", variant.name);
             assert!(variant.mode.is_none_or(|mode| hostile::modes().any(|name| name == mode)), "{}", variant.name);
             let has_limits = !own.contains("filter = false") && !own.contains("stall_ms = 0");
-            let is_checked = !["unchecked", "rr"].contains(&variant.name);
+            let is_checked = !["unchecked", "rr", "own/unchecked"].contains(&variant.name);
             assert_eq!((variant.is_checked, is_checked), (has_limits, has_limits), "{}", variant.name);
             assert_eq!(own.contains("class = \"rr\""), ["rr", "rr/honest"].contains(&variant.name), "{}", variant.name);
             let are_apart = own.contains("run = \"inline\"") && own.contains("trusted = true");
             assert_eq!(
                 (are_apart, own.contains("services = [\"front\", \"red\"]")),
                 match variant.place {
-                    Place::Shared => (false, false),
+                    Place::Shared | Place::Within => (false, false),
                     Place::Own => (true, false),
                     Place::Behind => (false, true),
                 }

@@ -39,7 +39,7 @@ mod draw;
 pub mod hostile;
 mod site;
 mod step;
-mod watch;
+pub mod watch;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

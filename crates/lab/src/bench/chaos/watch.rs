@@ -13,13 +13,17 @@ const AT_THE_ENTRY: [&str; 4] = ["entry", "nf_down", "no_path", "policed"];
 /// Counters of a stamp-checking port that must stay 0.
 const AMISS: [&str; 6] = ["lost", "reordered", "duplicated", "stale", "unstamped", "altered"];
 
+/// Packets that a chain has dropped after they had entered it.
+pub fn dropped_inside(chain: &Chain) -> u64 {
+    chain.drops.iter().filter(|(why, _)| !AT_THE_ENTRY.contains(&why.as_str())).map(|(_, n)| n).sum()
+}
+
 /// Packets inside a chain: entered or originated by a foreign program, and neither left nor
 /// dropped.
 ///
 /// Below 0, something was counted twice.
 pub fn inside(chain: &Chain) -> i64 {
-    let dropped: u64 = chain.drops.iter().filter(|(why, _)| !AT_THE_ENTRY.contains(&why.as_str())).map(|(_, n)| n).sum();
-    (chain.entry_packets + chain.originated_packets) as i64 - chain.exit_packets as i64 - dropped as i64
+    (chain.entry_packets + chain.originated_packets) as i64 - chain.exit_packets as i64 - dropped_inside(chain) as i64
 }
 
 /// Faults of protected chains and their sinks since `before`, one line each.
