@@ -6,7 +6,8 @@
 //! # Terms
 //! - *Check*: a measured value, or the ratio of two, against a bound, and against the paper's value
 //!   where there is one. Ratios are taken run by run, so that a disturbance of the host affects
-//!   both sides.
+//!   both sides; what ran once is set against each run of the other. A run whose ratio is not
+//!   finite has no value, and the claim does not hold in it.
 //! - *Bound*: from which on a value has the shape that the paper shows.
 //! - *Baseline*: what ours is compared with. One worse than the paper's is no better result.
 
@@ -191,7 +192,10 @@ impl Display for ClaimVerdict {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checked<'a> {
     pub what: &'a str,
+    /// Of the runs that have a value.
     pub ours: Result<Summary, String>,
+    /// How many runs have none, and why.
+    pub without: Option<String>,
     pub paper: Option<f64>,
     pub bound: String,
     /// The bound's value.
@@ -219,7 +223,23 @@ impl Checked<'_> {
 impl Check {
     /// The value in a result.
     pub fn against(&self, report: &Report) -> Checked<'_> {
-        self.checked(self.value(report))
+        let all = match self.values(report) {
+            Ok(all) => all,
+            Err(why) => return self.checked(Err(why), None),
+        };
+        let finite: Vec<f64> = all.iter().copied().filter(|value| value.is_finite()).collect();
+        let why = match (&self.per, &self.of) {
+            (Some(per), _) => format!("{per} is zero"),
+            (None, Some(of)) => format!("{} of {of} is zero", self.metric),
+            (None, None) => format!("{} is not finite", self.metric),
+        };
+        if finite.is_empty() {
+            return self.checked(Err(why), None);
+        }
+        let without = all.len() - finite.len();
+        let has = if without == 1 { "has" } else { "have" };
+        let words = (without > 0).then(|| format!("{without} of {} runs {has} no value: {why}", all.len()));
+        self.checked(Ok(Summary::of(finite)), words)
     }
 
     /// Whether a variant is one that it compares.
@@ -231,18 +251,22 @@ impl Check {
 
     /// The same without a result.
     pub fn unmeasured(&self, why: &str) -> Checked<'_> {
-        self.checked(Err(why.into()))
+        self.checked(Err(why.into()), None)
     }
 
-    fn checked(&self, ours: Result<Summary, String>) -> Checked<'_> {
-        let verdict = ours.as_ref().map_or(ClaimVerdict::Unknown, |ours| self.verdict(ours.median));
+    fn checked(&self, ours: Result<Summary, String>, without: Option<String>) -> Checked<'_> {
+        let verdict = match &ours {
+            Ok(_) if without.is_some() => ClaimVerdict::Not,
+            Ok(ours) => self.verdict(ours.median),
+            Err(_) => ClaimVerdict::Unknown,
+        };
         let bound = match (self.at_least, self.at_most) {
             (Some(least), _) => format!("≥ {least}"),
             (None, most) => format!("≤ {}", most.unwrap_or_default()),
         };
         let limit = self.at_least.or(self.at_most).unwrap_or_default();
         let (what, paper, is_modelled, why) = (self.what.as_str(), self.paper, self.modelled, self.why.as_deref());
-        Checked { what, ours, paper, bound, limit, verdict, is_modelled, why }
+        Checked { what, ours, without, paper, bound, limit, verdict, is_modelled, why }
     }
 
     fn verdict(&self, value: f64) -> ClaimVerdict {
@@ -261,24 +285,22 @@ impl Check {
         }
     }
 
-    /// The value, or why there is none.
-    fn value(&self, report: &Report) -> Result<Summary, String> {
+    /// The value of each run, or why there is none.
+    fn values(&self, report: &Report) -> Result<Vec<f64>, String> {
         let ours = self.samples_of(&self.variant, report)?;
-        let Some(of) = &self.of else {
-            return Ok(Summary::of(ours.iter().map(|sample| sample / self.unit).collect()));
-        };
-        let theirs = self.samples_of(of, report)?;
-        let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs);
-        let ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite()).collect();
-        if ratios.is_empty() { Err(format!("{} of {of} is zero", self.metric)) } else { Ok(Summary::of(ratios)) }
+        match &self.of {
+            Some(of) => ratios(&ours, &self.samples_of(of, report)?),
+            None => Ok(ours.iter().map(|sample| sample / self.unit).collect()),
+        }
     }
 
     /// The samples of a variant, each divided by that of `per` in the same run.
     fn samples_of(&self, variant: &str, report: &Report) -> Result<Vec<f64>, String> {
         let samples = &self.metric_of(variant, &self.metric, report)?.samples;
-        let Some(per) = &self.per else { return Ok(samples.clone()) };
-        let divisors = &self.metric_of(variant, per, report)?.samples;
-        Ok(samples.iter().zip(divisors).map(|(sample, divisor)| sample / divisor).collect())
+        match &self.per {
+            Some(per) => ratios(samples, &self.metric_of(variant, per, report)?.samples),
+            None => Ok(samples.clone()),
+        }
     }
 
     fn metric_of<'a>(&self, variant: &str, metric: &str, report: &'a Report) -> Result<&'a Summary, String> {
@@ -289,6 +311,18 @@ impl Check {
         let why = report.left_out.iter().find(|LeftOut { name, params, .. }| fits(name, params)).map(|left| left.why.clone());
         Err(why.unwrap_or_else(|| format!("{variant} was not run with these parameters")))
     }
+}
+
+/// Samples run by run, each divided by that of the same run, or by the only one.
+///
+/// # Errors
+/// It is not known which are of the same run.
+fn ratios(samples: &[f64], divisors: &[f64]) -> Result<Vec<f64>, String> {
+    let runs = samples.len().max(divisors.len());
+    if [samples, divisors].iter().any(|side| side.is_empty() || ![1, runs].contains(&side.len())) {
+        return Err(format!("{} runs have a value, and {} have one to divide it by", samples.len(), divisors.len()));
+    }
+    Ok((0..runs).map(|run| samples[run % samples.len()] / divisors[run % divisors.len()]).collect())
 }
 
 /// A value that a paper gives for a variant, in the unit of the metric.
@@ -431,6 +465,29 @@ pub mod tests {
         assert_eq!((got.verdict, got.bound.as_str()), (ClaimVerdict::Holds, "≥ 2"));
         let alone = Check { of: None, unit: 2.0, ..check(Some(1.0), None, None) };
         assert_eq!(alone.against(&both).ours.unwrap().samples, [1.0, 3.0]);
+        // What ran once is set against each run.
+        let once = report("chain", &[("default/other", &[2.0]), ("sluice/other", &[2.0, 6.0])]);
+        assert_eq!(wanted.against(&once).ours.unwrap().samples, [1.0, 3.0]);
+        let uneven = report("chain", &[("default/other", &[1.0; 3]), ("sluice/other", &[2.0; 2])]);
+        assert_eq!(wanted.against(&uneven).ours.unwrap_err(), "2 runs have a value, and 3 have one to divide it by");
+    }
+
+    #[test]
+    fn a_run_without_a_value_is_said_and_the_claim_does_not_hold_in_it() {
+        let wanted = check(Some(2.0), None, None);
+        let both = report("chain", &[("default/other", &[1.0, 0.0, 0.0]), ("sluice/other", &[2.0, 6.0, 0.0])]);
+        let got = wanted.against(&both);
+        assert_eq!(got.ours.unwrap().samples, [2.0]);
+        assert_eq!(got.without.unwrap(), "2 of 3 runs have no value: delivered_pps of default/other is zero");
+        assert_eq!(got.verdict, ClaimVerdict::Not);
+        let mut idle = report("affinity", &[("default/other", &[4.0, 8.0]), ("sluice/other", &[2.0, 6.0])]);
+        for (variant, per_s) in idle.variants.iter_mut().zip([[4.0, 8.0], [1.0, 0.0]]) {
+            per_s.iter().for_each(|per_s| variant.add("requests_per_s", *per_s));
+        }
+        let per = Check { per: Some("requests_per_s".into()), ..wanted };
+        let got = per.against(&idle);
+        assert_eq!((got.ours.unwrap().samples, got.verdict), (vec![2.0], ClaimVerdict::Not));
+        assert_eq!(got.without.as_deref(), Some("1 of 2 runs has no value: requests_per_s is zero"));
     }
 
     #[test]
@@ -507,6 +564,7 @@ pub mod tests {
             let checked = verdicts.iter().map(|verdict| Checked {
                 what: "",
                 ours: Ok(Summary::default()),
+                without: None,
                 paper: None,
                 bound: String::new(),
                 limit: 0.0,

@@ -339,7 +339,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let of_group = |i: usize| report.variants.iter().filter(|v| group_of(&v.name) == i).collect::<Vec<_>>();
     let groups: Vec<(&Group, Vec<&Variant>)> = GROUPS.iter().enumerate().map(|(i, g)| (g, of_group(i))).collect();
     lab::show(args, &report, &groups)?;
-    anyhow::ensure!(failed == 0, "{failed} of the variants failed; see the reasons above");
+    anyhow::ensure!(failed == 0, "{}", lab::failures(&report));
     Ok(())
 }
 
@@ -418,15 +418,8 @@ impl Bench<'_> {
                 self.host_speed.sample();
                 let Err(missed) = self.one(run, variant) else { continue };
                 self.programs.go_on()?;
-                let why = match missed {
-                    Miss::LeaveOut(why) => why,
-                    Miss::Failed(error) => {
-                        self.failed += 1;
-                        eprintln!("sluice bench: {label}: {error:#}");
-                        format!("failed: {error:#}")
-                    }
-                };
-                self.left_out.push(LeftOut { name: variant.name.clone(), params: variant.params.clone(), why });
+                self.failed += usize::from(matches!(missed, Miss::Failed(_)));
+                self.left_out.push(lab::left(&variant.name, &variant.params, missed));
                 *slot = None;
             }
         }
@@ -545,9 +538,9 @@ impl Bench<'_> {
 
     /// Measures packets through the chain of a daemon, and stops it.
     fn packets(&mut self, daemon: Daemon, setup: &Setup, variant: &mut Variant) -> Result<(), Miss> {
-        let tsc_hz = self.host.tsc_hz;
+        let (tsc_hz, mut delivered) = (self.host.tsc_hz, 0.0);
         self.window(&daemon, |window, before, after| {
-            let delivered = window.tx_pps(SINK);
+            delivered = window.tx_pps(SINK);
             variant.add("offered_pps", window.rx_pps("in"));
             variant.add("delivered_pps", delivered);
             variant.add("entry_drop_pps", window.entry_drop_pps());
@@ -581,7 +574,11 @@ impl Bench<'_> {
                 }
             }
         })?;
-        Ok(daemon.stop()?)
+        daemon.stop()?;
+        if delivered == 0.0 {
+            return Err(anyhow::anyhow!("it served nothing: delivered_pps is 0").into());
+        }
+        Ok(())
     }
 
     /// Starts one more NF beside others that carry packets, several times.

@@ -7,6 +7,8 @@
 //!   between cases are taken within a turn, so that a disturbance of the host affects both sides of
 //!   a ratio.
 //!
+//! A run that served nothing, or gave a figure that is not finite, has failed.
+//!
 //! # Limits
 //! A case that fails does not run again, and its earlier rows are not reported.
 
@@ -25,7 +27,7 @@ use crate::bench::host_speed::HostSpeed;
 use crate::bench::measure::{Reading, Sample, sample};
 use crate::bench::plot;
 use crate::bench::proc::Tasks;
-use crate::bench::report::{LeftOut, Params, Report, Variant};
+use crate::bench::report::{FAILED, LeftOut, Params, Report, Variant};
 use crate::bench::setup::Setup;
 use crate::bench::table::{Group, table};
 use sluice_api::model::NfState;
@@ -34,6 +36,8 @@ use sluice_api::model::NfState;
 const WARM_UP: f64 = 0.3;
 /// Shortest and longest warm-up, in seconds: shares follow load after a few tenths of a second.
 const WARM_UP_LIMITS: (f64, f64) = (0.4, 1.0);
+/// Metrics of what came through. A run has served nothing if all of these that it has are 0.
+const SERVED: [&str; 4] = ["delivered_pps", "delivered_count", "requests_per_s", "tcp_bps"];
 
 /// Why a run gave no result.
 #[derive(Debug)]
@@ -76,6 +80,19 @@ impl Row {
     /// Adds a measurement, if there is one.
     pub fn put(&mut self, metric: &str, value: Option<f64>) {
         self.sample.extend(value.map(|value| (metric.to_string(), value)));
+    }
+
+    /// A metric that is not finite, if there is one.
+    fn not_finite(&self) -> Option<String> {
+        let (metric, value) = self.sample.iter().find(|(_, value)| !value.is_finite())?;
+        Some(format!("{metric} is {value}"))
+    }
+
+    /// The metrics that say so, if nothing was served.
+    fn nothing_served(&self) -> Option<String> {
+        let served: Vec<(&str, f64)> = SERVED.iter().filter_map(|metric| Some((*metric, self.get(metric)?))).collect();
+        let names = || served.iter().map(|(metric, _)| format!("{metric} is 0")).collect::<Vec<_>>().join(", ");
+        (!served.is_empty() && served.iter().all(|(_, value)| *value == 0.0)).then(names)
     }
 }
 
@@ -123,15 +140,34 @@ pub struct Trials {
     /// cases.
     pub derive: Derive,
     pub groups: Vec<Shown>,
+    /// Whether a variant may serve nothing: without load, or where its NFs' turns last longer than
+    /// a run.
+    pub may_serve_nothing: fn(&str, &Params) -> bool,
 }
 
 impl Trials {
     pub fn new(experiment: &'static str, derive: Derive, groups: Vec<Shown>) -> Self {
-        Self { experiment, cases: Vec::new(), left_out: Vec::new(), derive, groups }
+        Self { experiment, cases: Vec::new(), left_out: Vec::new(), derive, groups, may_serve_nothing: |_, _| false }
     }
 
     pub fn leave_out(&mut self, name: &str, params: Params, why: impl Into<String>) {
         self.left_out.push(LeftOut { name: name.into(), params, why: why.into() });
+    }
+
+    /// The rows of a run, if they are measurements.
+    ///
+    /// # Errors
+    /// It served nothing, or gave a figure that is not finite.
+    fn measured(&self, case: &Case, rows: Vec<Row>) -> Result<Vec<Row>, Miss> {
+        let may_be_nothing = (self.may_serve_nothing)(&case.name, &case.params);
+        let nothing = rows.first().filter(|_| !may_be_nothing).and_then(Row::nothing_served);
+        if let Some(metrics) = nothing {
+            return Err(anyhow::anyhow!("it served nothing: {metrics}").into());
+        }
+        match rows.iter().find_map(Row::not_finite) {
+            Some(metric) => Err(anyhow::anyhow!("{metric}").into()),
+            None => Ok(rows),
+        }
     }
 }
 
@@ -275,7 +311,7 @@ impl Lab {
                 let label = named(&case.name, &case.params);
                 eprintln!("{turn} of {}: {label}", self.args.repeats);
                 host_speed.sample();
-                let missed = match (case.run)(self) {
+                let missed = match (case.run)(self).and_then(|of_case| plan.measured(case, of_case)) {
                     Ok(mut of_case) => {
                         rows.append(&mut of_case);
                         continue;
@@ -283,19 +319,22 @@ impl Lab {
                     Err(missed) => missed,
                 };
                 self.programs.go_on()?;
-                let why = match missed {
-                    Miss::LeaveOut(why) => why,
-                    Miss::Failed(error) => {
-                        failed += 1;
-                        eprintln!("sluice bench: {label}: {error:#}");
-                        format!("failed: {error:#}")
-                    }
-                };
-                left_out.push(LeftOut { name: case.name.clone(), params: case.params.clone(), why });
+                failed += usize::from(matches!(missed, Miss::Failed(_)));
+                left_out.push(left(&case.name, &case.params, missed));
                 *slot = None;
             }
             let more = (plan.derive)(&mut rows);
             rows.extend(more);
+            for (row, metric) in rows.iter().filter_map(|row| Some((row, row.not_finite()?))) {
+                let is_of = |name: &str, params: &Params| row.name == name && row.params == *params;
+                // One that spans cases is computed in each turn.
+                if left_out.iter().any(|left| is_of(&left.name, &left.params)) {
+                    continue;
+                }
+                failed += 1;
+                left_out.push(left(&row.name, &row.params, anyhow::anyhow!("{metric}").into()));
+                cases.retain(|slot| slot.is_none_or(|case| !is_of(&case.name, &case.params)));
+            }
             turns.push(rows);
         }
         host_speed.sample();
@@ -332,9 +371,28 @@ impl Lab {
         let of = |belongs: fn(&Variant) -> bool| report.variants.iter().filter(|v| belongs(v)).collect::<Vec<_>>();
         let groups: Vec<(&Group, Vec<&Variant>)> = plan.groups.iter().map(|(group, belongs)| (group, of(*belongs))).collect();
         show(&self.args, &report, &groups)?;
-        anyhow::ensure!(failed == 0, "{failed} of the variants failed; see the reasons above");
+        anyhow::ensure!(failed == 0, "{}", failures(&report));
         Ok(())
     }
+}
+
+/// What a result has of a variant without one; says so if it failed.
+pub fn left(name: &str, params: &Params, missed: Miss) -> LeftOut {
+    let why = match missed {
+        Miss::LeaveOut(why) => why,
+        Miss::Failed(error) => {
+            eprintln!("sluice bench: {}: {error:#}", named(name, params));
+            format!("{FAILED}{error:#}")
+        }
+    };
+    LeftOut { name: name.into(), params: params.clone(), why }
+}
+
+/// How many variants failed, and which.
+pub fn failures(report: &Report) -> String {
+    let failed = report.left_out.iter().filter(|left| left.has_failed());
+    let failed: Vec<String> = failed.map(|left| named(&left.name, &left.params)).collect();
+    format!("{} of the variants failed: {}; see the reasons above", failed.len(), failed.join(", "))
 }
 
 /// Checks that what is asked for of all cases of an experiment is something.
@@ -513,6 +571,54 @@ pub mod tests {
         assert_eq!(why, [("not here", "no core"), ("bad", "failed: broken")]);
         assert_eq!(report.variants.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["good"]);
         assert_eq!(report.variants[0].metrics["x_pps"].samples.len(), 3);
+    }
+
+    #[test]
+    fn a_run_that_serves_nothing_or_gives_no_number_has_failed() {
+        let of = |name: &str, metrics: &'static [(&'static str, f64)]| {
+            let params = Params::from([("mode".into(), json!("isolated"))]);
+            Case::one(name, params, move |_| Ok(metrics.iter().map(|(metric, value)| (metric.to_string(), *value)).collect()))
+        };
+        let mut plan = Trials::new("test", nothing, Vec::new());
+        plan.cases = vec![
+            of("nothing", &[("delivered_pps", 0.0), ("wasted_pps", 1.0)]),
+            of("tcp", &[("delivered_pps", 0.0), ("tcp_bps", 1.0)]),
+            of("late", &[("delivered_pps", 1.0), ("latency_ns_p99", f64::NAN)]),
+            of("no load", &[("delivered_pps", 0.0)]),
+        ];
+        plan.may_serve_nothing = |name, _| name == "no load";
+        let (report, failed) = lab(2).conduct(&plan).unwrap();
+        let why: Vec<_> = report.left_out.iter().map(|l| (l.name.as_str(), l.why.as_str())).collect();
+        assert_eq!(why, [("nothing", "failed: it served nothing: delivered_pps is 0"), ("late", "failed: latency_ns_p99 is NaN")]);
+        assert_eq!(report.variants.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["tcp", "no load"]);
+        assert_eq!(failed, 2);
+        assert_eq!(
+            lab(2).run(&plan).unwrap_err().to_string(),
+            "2 of the variants failed: nothing mode isolated, late mode isolated; see the reasons above"
+        );
+    }
+
+    #[test]
+    fn a_ratio_to_nothing_has_failed_and_is_not_tried_again() {
+        let tries = Rc::new(Cell::new(0));
+        let counted = tries.clone();
+        let derive: Derive = |rows| {
+            let [none, one] = rows else { return Vec::new() };
+            let ratio = one.get("x_pps").unwrap() / none.get("x_pps").unwrap();
+            one.put("of_none", Some(ratio));
+            vec![Row::new("both", &Params::new(), Sample::from([("ratio".into(), ratio)]))]
+        };
+        let mut plan = Trials::new("test", derive, Vec::new());
+        let one = case("one", move || {
+            counted.set(counted.get() + 1);
+            Ok(1.0)
+        });
+        plan.cases = vec![case("none", || Ok(0.0)), one];
+        let (report, failed) = lab(3).conduct(&plan).unwrap();
+        let why: Vec<_> = report.left_out.iter().map(|l| (l.name.as_str(), l.why.as_str())).collect();
+        assert_eq!(why, [("one", "failed: of_none is inf"), ("both", "failed: ratio is inf")]);
+        assert_eq!((report.variants.len(), report.variants[0].metrics["x_pps"].samples.len()), (1, 3));
+        assert_eq!((tries.get(), failed), (1, 2));
     }
 
     #[test]

@@ -121,6 +121,15 @@ pub struct LeftOut {
     pub why: String,
 }
 
+/// How the reason begins where a variant failed.
+pub const FAILED: &str = "failed: ";
+
+impl LeftOut {
+    pub fn has_failed(&self) -> bool {
+        self.why.starts_with(FAILED)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct Report {
     pub experiment: String,

@@ -12,7 +12,7 @@ use sluice_cli::lab::bench::BenchArgs;
 
 use crate::bench::figures::Quick;
 use crate::bench::host::{Cores, HostInfo};
-use crate::bench::report::Report;
+use crate::bench::report::{LeftOut, Report};
 
 /// How an experiment is run.
 #[derive(Debug, Clone, PartialEq)]
@@ -140,7 +140,7 @@ impl Folder {
         self.words(experiment).is_some_and(|words| words == settings.words().join(" "))
             && self.line(experiment, 1).is_some_and(|build| build == format!("build {:016x}", measuring.build))
             && self.result(experiment).is_some_and(|report| {
-                measuring.is_same_host(&report.host) && !report.left_out.iter().any(|left| left.why.starts_with("failed: "))
+                measuring.is_same_host(&report.host) && !report.left_out.iter().any(LeftOut::has_failed)
             })
     }
 }
@@ -157,7 +157,6 @@ pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use crate::bench::figures::tests::report;
-    use crate::bench::report::LeftOut;
 
     #[test]
     fn a_result_counts_with_its_settings_on_its_host() {

@@ -330,9 +330,11 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
     if !one.checked.is_empty() {
         out.push_str("<table><tr><th>What</th><th>Ours</th><th>Paper</th><th>Bound</th><th></th></tr>\n");
         for check in &one.checked {
-            let Checked { what, ours, paper, bound, limit, verdict, .. } = check;
+            let Checked { what, ours, without, paper, bound, limit, verdict, .. } = check;
             let spread = |ours| spread(ours, *limit);
-            let ours = ours.as_ref().map_or_else(|why| format!("– <span class=\"small\">{}</span>", escaped(why)), spread);
+            let small = |words: &String| format!(" <span class=\"small\">{}</span>", escaped(words));
+            let mut ours = ours.as_ref().map_or_else(|why| format!("–{}", small(why)), spread);
+            ours.extend(without.as_ref().map(small));
             let paper = paper.map_or(String::new(), number);
             let _ = writeln!(
                 out,
@@ -438,9 +440,10 @@ fn markdown_figure<'a>(out: &mut String, one: &Compared<'a>, folder: &Folder, dr
     if !one.checked.is_empty() {
         out.push_str("\n| what | ours | paper | bound | |\n|---|---|---|---|---|\n");
         for check in &one.checked {
-            let Checked { what, ours, paper, bound, limit, .. } = check;
+            let Checked { what, ours, without, paper, bound, limit, .. } = check;
             let (spread, verdict) = (|ours| spread(ours, *limit), check.word());
-            let ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
+            let mut ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
+            ours.extend(without.as_ref().map(|words| format!(" ({words})")));
             let why = reason(check).map_or(String::new(), |why| format!(": {why}"));
             let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict}{why} |", paper.map_or(String::new(), number));
         }
@@ -563,6 +566,19 @@ mod tests {
         assert!(text.contains(table), "{text}");
         assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
         assert!(text.contains(" cores, Linux 6, without hugepages. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
+    }
+
+    #[test]
+    fn a_run_without_a_value_stands_beside_the_others() {
+        let known: Known = toml::from_str(DATA).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder(dir.path().into());
+        let chain = report("chain", &[("default/other", &[1.0, 0.0]), ("sluice/other", &[1.5, 1.6])]);
+        chain.write(&folder.file("chain", "json")).unwrap();
+        let [page, text, _] = texts(&known, &folder, WORDS);
+        let why = "1 of 2 runs has no value: delivered_pps of default/other is zero";
+        assert!(page.contains(&format!("<td class=\"n\">1.50 <span class=\"small\">{why}</span></td>")), "{page}");
+        assert!(text.contains(&format!("| 1.50 ({why}) | 2.00 | ≥ 1.2 | does not hold: Cores are <slow> |")), "{text}");
     }
 
     #[test]

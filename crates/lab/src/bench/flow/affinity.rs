@@ -102,11 +102,9 @@ fn one(lab: &Lab, per: &'static str, nfs: u32) -> Result<Sample, Miss> {
     let served = outcome.served[0];
     out.insert("requests_per_s".into(), served.per_s);
     out.insert("reordered_per_s".into(), outcome.disorder);
-    if served.p99_ns.is_finite() {
-        out.insert("latency_ns_p99".into(), served.p99_ns);
-    }
+    out.insert("latency_ns_p99".into(), served.p99_ns);
     out.insert("failed_per_s".into(), served.failed / lab.args.seconds.ceil().max(1.0));
-    if let Some(pps) = out.get("processed_pps").copied().filter(|pps| *pps > 0.0) {
+    if let Some(pps) = out.get("processed_pps").copied() {
         out.insert("reordered_percent".into(), outcome.disorder / pps * 100.0);
     }
     Ok(out)

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{CHAIN, Kind, NF_CPU, POOL, calm, frames, nfs, pooled, sample};
+use super::{CHAIN, Kind, NF_CPU, POOL, calm, ensure_offered, frames, nfs, pooled, sample, wait_for_packets};
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
@@ -162,10 +162,12 @@ fn measure(lab: &Lab, live: u32) -> Result<Sample, Miss> {
     daemon.wait_for("all flows of the crowd", PATIENCE, |daemon| {
         Ok((daemon.stats()?.status.flows >= u64::from(live)).then_some(()))
     })?;
+    wait_for_packets(&daemon, &setup)?;
     let (before, after) = readings(lab, daemon)?;
     // Without the crowd's NF and its shared NF, which are not measured.
     let alone = Setup { services: setup.services.iter().filter(|s| s.name == POOL).cloned().collect(), ..setup };
     let mut out = sample(&alone, &before, &after);
+    ensure_offered(&alone, &out)?;
     out.insert("live_flows".into(), after.stats.status.flows as f64);
     Ok(out)
 }
@@ -202,9 +204,11 @@ fn wait(lab: &Lab, members: u32) -> Result<Sample, Miss> {
     let daemon = lab.start(&calm(&setup))?;
     wait_for_members(&daemon, members)?;
     daemon.apply(&setup)?;
+    wait_for_packets(&daemon, &setup)?;
     let (before, after) = readings(lab, daemon)?;
     let mut out = sample(&setup, &before, &after);
-    let of_offered = out.get("waits_per_s").zip(out.get("offered_pps").filter(|pps| **pps > 0.0));
+    ensure_offered(&setup, &out)?;
+    let of_offered = out.get("waits_per_s").zip(out.get("offered_pps"));
     let waits_percent = of_offered.map(|(waits, offered)| waits / offered * 100.0);
     out.extend(waits_percent.map(|percent| ("waits_percent".to_string(), percent)));
     let sink = after.stats.ports.iter().find(|port| port.name == SINK);

@@ -23,10 +23,14 @@ pub mod soak;
 pub mod sockets;
 pub mod weight;
 
+use std::time::Duration;
+
+use anyhow::ensure;
 use serde_json::{Value, json};
 use sluice_api::model::Distribution;
 use sluice_shm::histogram::Histogram;
 
+use crate::bench::daemon::Daemon;
 use crate::bench::lab::{Case, Lab, Miss, Row};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::proc::Task;
@@ -44,6 +48,10 @@ pub const CHAIN: &str = "c";
 const IN_RINGS: u32 = 8_192;
 /// Shortest rings: a switch among thousands of NFs costs as much as a hundred packets.
 const SHORTEST: u32 = 128;
+/// Part of the packets that are to come that has to: of next to none, nothing is measured.
+const LEAST: f64 = 0.1;
+/// Time limit for the packets of a tenth of a second.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -130,6 +138,35 @@ pub fn calm(setup: &Setup) -> Setup {
     Setup { traffic: traffic.collect(), ..setup.clone() }
 }
 
+/// Packets per second that are to come, if a rate is set.
+fn due_pps(setup: &Setup) -> Option<f64> {
+    let is_set = setup.traffic.iter().all(|traffic| traffic.rate >= 1.0);
+    is_set.then(|| setup.traffic.iter().map(|traffic| traffic.rate).sum())
+}
+
+/// Waits until those of a tenth of a second have come: with the first flows, the packet thread
+/// touches the flow table for the first time, and hardly a packet comes meanwhile.
+///
+/// # Errors
+/// They have not come in time.
+pub fn wait_for_packets(daemon: &Daemon, setup: &Setup) -> anyhow::Result<()> {
+    let Some(due) = due_pps(setup) else { return Ok(()) };
+    daemon.wait_for("the packets of a tenth of a second", PATIENCE, |daemon| {
+        let came: u64 = daemon.stats()?.ports.iter().map(|port| port.rx_packets).sum();
+        Ok((came as f64 >= due / 10.0).then_some(()))
+    })
+}
+
+/// Checks that packets came as they were to.
+///
+/// # Errors
+/// Hardly any did.
+pub fn ensure_offered(setup: &Setup, sample: &Sample) -> anyhow::Result<()> {
+    let (due, came) = (due_pps(setup).unwrap_or_default(), sample.get("offered_pps").copied().unwrap_or_default());
+    ensure!(came >= LEAST * due, "{came:.0} packets a second came, and {due:.0} were to come");
+    Ok(())
+}
+
 /// Metrics of a setup with pools between two readings.
 pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     let mut out = crate::bench::measure::sample(setup, before, after);
@@ -173,12 +210,15 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
 pub fn flow(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
     let is_strict = |name: &str| setup.services.iter().any(|s| s.name == name && s.pool.as_ref().is_some_and(|pool| pool.strict));
     let daemon = lab.start(setup)?;
+    wait_for_packets(&daemon, setup)?;
     lab.warm_up()?;
     let before = lab.read_where(&daemon, is_strict)?;
-    lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
+    lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
     let after = lab.read_where(&daemon, is_strict)?;
     daemon.stop()?;
-    Ok(sample(setup, &before, &after))
+    let sample = sample(setup, &before, &after);
+    ensure_offered(setup, &sample)?;
+    Ok(sample)
 }
 
 /// A case of one setup.
@@ -221,3 +261,21 @@ pub const NF_CPU: Column = Column::new("nf_cpu_percent", "NFs' CPU %", 1.0, 1);
 pub const SWITCHES: Column = Column::new("switches_per_s", "switches/s", 1.0, 0);
 pub const P50: Column = Column::new("latency_ns_p50", "p50 µs", 1e3, 0);
 pub const P99: Column = Column::new("latency_ns_p99", "p99 µs", 1e3, 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn a_run_whose_packets_hardly_come_is_none() {
+        let came = |rate: f64, pps: f64| {
+            let sample = Sample::from([("offered_pps".to_string(), pps)]);
+            ensure_offered(&setup(&lab(1), Kind::Light, 4, rate), &sample).map_err(|error| error.to_string())
+        };
+        assert_eq!(came(80_000.0, 796.0).unwrap_err(), "796 packets a second came, and 80000 were to come");
+        assert_eq!(came(80_000.0, 8_000.0), Ok(()));
+        // As fast as possible, and next to none.
+        assert_eq!([came(0.0, 0.0), came(1.0 / 3600.0, 0.0)], [Ok(()), Ok(())]);
+    }
+}

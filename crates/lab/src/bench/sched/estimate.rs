@@ -394,10 +394,11 @@ fn look(lab: &Lab, daemon: &Daemon, idle: Idle) -> anyhow::Result<Seen> {
     }
     let last = last.context("nothing was read")?;
     let packets = of(&last)?.tx_packets.saturating_sub(of(&first)?.tx_packets);
+    ensure!(packets > 0, "no packet came through {name}");
     services.sort_unstable_by(f64::total_cmp);
     Ok(Seen {
         inside_ns: (!services.is_empty()).then(|| median(&services)),
-        cpu_ns: run_ns(&last).filter(|_| packets > 0).map(|ns| ns as f64 / packets as f64),
+        cpu_ns: run_ns(&last).map(|ns| ns as f64 / packets as f64),
         outside_ns: outside.ns_per_packet(last.stats.time_ns),
         pps: packets as f64 / last.tasks.seconds_since(&first.tasks),
     })

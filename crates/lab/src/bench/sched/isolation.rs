@@ -312,7 +312,7 @@ fn rows(name: &str, of: &Params, points: &[Point]) -> Vec<Row> {
     summary.put("tcp_bps.before", before);
     summary.put("tcp_bps.beside", beside);
     summary.put("tcp_bps.after", tcp(UDP_UNTIL_S, TCP_UNTIL_S));
-    summary.put("tcp_kept_ratio", before.filter(|bps| *bps > 0.0).and_then(|before| Some(beside? / before)));
+    summary.put("tcp_kept_ratio", before.zip(beside).map(|(before, beside)| beside / before));
     summary.put("udp_pps.beside", settled(UDP_FROM_S, UDP_UNTIL_S, |point| point.udp_pps));
     let curve = points.iter().map(|Point { paper_s, tcp_bps, udp_pps }| {
         let sample = Sample::from([("tcp_bps".into(), *tcp_bps), ("udp_pps".into(), *udp_pps)]);

@@ -226,7 +226,7 @@ fn delivered(before: &Stats, after: &Stats) -> f64 {
     let window = Window { before, after };
     let left: f64 = before.chains.iter().map(|chain| window.exit_pps(&chain.name)).sum();
     let came: f64 = (1..=CHAINS).map(|i| window.rx_pps(&format!("to-c{i}"))).sum();
-    if came > 0.0 { left / came } else { 0.0 }
+    left / came
 }
 
 #[cfg(test)]

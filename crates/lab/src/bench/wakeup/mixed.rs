@@ -146,7 +146,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
     for row in rows.iter_mut() {
         let of = kind(row);
         let values = |metric: &str| -> Vec<f64> {
-            all.iter().filter(|(other, _)| *other == of).filter_map(|(_, s)| s.get(metric).copied()).filter(|v| *v > 0.0).collect()
+            all.iter().filter(|(other, _)| *other == of).filter_map(|(_, s)| s.get(metric).copied()).collect()
         };
         let ratio = |metric: &str, best: fn(f64, f64) -> f64| Some(row.get(metric)? / values(metric).into_iter().reduce(best)?);
         let (requests, tcp) = (ratio("requests_per_s", f64::max), ratio("tcp_bps", f64::max));
