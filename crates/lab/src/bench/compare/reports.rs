@@ -4,6 +4,8 @@
 //! - *Change* of a metric: the natural logarithm of after to before; of an experiment, the median
 //!   of its variants' changes.
 //! - *Noise*: the standard deviation of a change between two runs of one build.
+//! - *Group*: the variants of an experiment that share a value, as a mode, a scheduler or a number
+//!   of NFs: a part of their name, or a parameter.
 //!
 //! # Approach
 //! A report has one to three runs of each variant, too few to know the noise of one. But it has
@@ -25,17 +27,28 @@
 //!    other variants scatter. Here, what is far off counts in full: where others are far off as
 //!    well, as by a disk that is slow at times, being so says little of this one. Where its own
 //!    runs scatter much more than that ([`OWN`]), their scatter counts instead.
-//! 5. The exit status is one answer to all tests, and one false alarm makes it wrong. So the
+//! 5. A group has changed if the mean of its changes is far from that of the other variants. The
+//!    noise of this difference has two parts, as that of an experiment: its error, by the scatter
+//!    within both, and how far such differences scatter in the same metric, over all groups of all
+//!    experiments. For a metric of fewer than [`FEWEST_EXPERIMENTS`] it is the error alone, times
+//!    how much more the groups of an experiment scatter than their errors say, in the middle of the
+//!    experiments; ratios and counts are set against their like. Few variants say little of their
+//!    scatter, so those of a group count as scattering at least as the others. Of two groups that
+//!    are far apart, that has changed which has done so by itself.
+//! 6. The exit status is one answer to all tests, and one false alarm makes it wrong. So the
 //!    probability that counts is that of any false alarm, by S. Holm's procedure. It allows tests
 //!    that depend on each other, as rates of a chain and of its NFs do. (By the procedure of Y.
-//!    Benjamini and Y. Hochberg, a part of what is reported would be false.) Experiments and
-//!    variants have half of [`SIGNIFICANT`] each.
+//!    Benjamini and Y. Hochberg, a part of what is reported would be false.) Experiments, groups
+//!    and variants have a third of [`SIGNIFICANT`] each.
 //!
 //! # Limits
 //! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0. A
 //!   rate that is 0 now is worse, whatever the noise.
-//! - Of an experiment, a change of less than half of the variants shows only by single ones, which
-//!   hide each other. Compare results of that experiment, with more repeats.
+//! - Of an experiment, a change of less than half of the variants shows if these are a group of
+//!   [`FEWEST_OF_GROUP`] or more; else only by single ones, which hide each other. Compare results
+//!   of that experiment, with more repeats.
+//! - Variants whose load is a part of what another one carried change with that one, and count as
+//!   if they did so by themselves.
 //! - A single run of a variant can be off by any amount, so a quick report shows no change of one
 //!   variant alone, and several that changed hide each other. Measure their experiment again, with
 //!   more repeats.
@@ -50,10 +63,12 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use serde_json::Value;
 
 use super::direction::{Better, Follows, SIGNIFICANT, better};
 use super::host::{HostChange, SPEEDS};
 use super::noise::{error_of_median, middle, of_any, p_of_t, spread};
+use crate::bench::fair::mean;
 use crate::bench::report::{Report, Summary, Variant};
 
 /// Fewest variants of an experiment by which a metric is tested: fewer say little of their scatter.
@@ -61,10 +76,14 @@ const FEWEST_VARIANTS: usize = 6;
 /// Fewest experiments whose scatter is taken for noise. With fewer, only changes of ten times the
 /// noise would be improbable among some hundred tests.
 const FEWEST_EXPERIMENTS: usize = 8;
+/// Fewest variants in a group, and beside it.
+const FEWEST_OF_GROUP: usize = 3;
 /// Fewest runs of a variant by which it is tested alone.
 const FEWEST_RUNS: usize = 3;
 /// From how many times the scatter of the other variants on the runs of one count by themselves.
 const OWN: f64 = 2.0;
+/// Kinds of tests, which have a part of [`SIGNIFICANT`] each.
+const KINDS: f64 = 3.0;
 /// What makes a part of a change.
 const HOST: &str = "the host";
 
@@ -72,6 +91,8 @@ const HOST: &str = "the host";
 #[derive(Debug, Clone, PartialEq)]
 struct VariantChange {
     variant: String,
+    /// What it can share with others ([`values`]).
+    values: Vec<String>,
     change: f64,
     /// Its runs; none if there are too few.
     runs: Option<Runs>,
@@ -112,8 +133,17 @@ impl VariantChange {
     fn of(variant: &Variant, before: &Summary, after: &Summary) -> Option<Self> {
         let change = Some((after.median / before.median).ln()).filter(|change| change.is_finite())?;
         let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
-        Some(Self { variant: variant.label(&keys), change, runs: Runs::of(before, after) })
+        Some(Self { variant: variant.label(&keys), values: values(variant), change, runs: Runs::of(before, after) })
     }
+}
+
+/// What a variant can share with others: its name, each part of that, and each parameter.
+fn values(variant: &Variant) -> Vec<String> {
+    let part = |(at, part): (usize, &str)| if at == 0 { format!("{part}/…") } else { format!("…/{part}") };
+    let parts = variant.name.split('/').enumerate().map(part);
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+    let params = variant.params.iter().map(|(key, value)| format!("{key} {}", text(value)));
+    std::iter::once(variant.name.clone()).chain(parts).chain(params).collect()
 }
 
 /// A metric of an experiment in both reports.
@@ -152,9 +182,14 @@ impl Compared {
         Follows::of(&self.metric)
     }
 
+    /// A change without what the host explains.
+    fn without_host(&self, change: f64) -> f64 {
+        change - self.host.map_or(0.0, |host| host.explains(change, self.follows()))
+    }
+
     /// Its change without what the host explains.
     fn unexplained(&self) -> f64 {
-        self.change - self.host.map_or(0.0, |host| host.explains(self.change, self.follows()))
+        self.without_host(self.change)
     }
 }
 
@@ -197,6 +232,85 @@ fn gone(before: &Report, after: &Report) -> Vec<String> {
     gone
 }
 
+/// A group of variants in a metric.
+struct Group<'a> {
+    of: &'a Compared,
+    /// What they share.
+    value: &'a str,
+    size: usize,
+    /// The mean of their changes.
+    change: f64,
+    /// How far it is from that of the others.
+    apart: f64,
+    /// Standard error of that, by the scatter within both, and its degrees of freedom.
+    error: f64,
+    freedom: f64,
+}
+
+impl<'a> Group<'a> {
+    /// Those of an experiment that are large enough, each once: variants may share several values.
+    fn all(of: &'a Compared) -> Vec<Self> {
+        let mut groups: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for (at, value) in of.variants.iter().enumerate().flat_map(|(at, one)| one.values.iter().map(move |value| (at, value))) {
+            groups.entry(value).or_default().insert(at);
+        }
+        let sizes = FEWEST_OF_GROUP..=of.variants.len().saturating_sub(FEWEST_OF_GROUP);
+        let mut seen = BTreeSet::new();
+        groups.retain(|_, members| sizes.contains(&members.len()) && seen.insert(members.clone()));
+        groups.into_iter().map(|(value, members)| Self::of(of, value, &members)).collect()
+    }
+
+    fn of(of: &'a Compared, value: &'a str, members: &BTreeSet<usize>) -> Self {
+        let changes = |is_member: bool| -> Vec<f64> {
+            let side = of.variants.iter().enumerate().filter(|(at, _)| members.contains(at) == is_member);
+            side.map(|(_, one)| one.change).collect()
+        };
+        let (own, others) = (changes(true), changes(false));
+        let (error, freedom) = error_of_means(&own, &others);
+        let change = mean(&own);
+        Self { of, value, size: own.len(), change, apart: change - mean(&others), error, freedom }
+    }
+
+    /// Tests it, by the scatter of groups in its metric and of all.
+    fn tested(&self, same: Option<Scatter>, any: Option<Scatter>) -> Tested {
+        let Self { of, value, size, change, apart, error, freedom } = *self;
+        let variants = of.variants.len();
+        let (noise, freedom) = match (same, any) {
+            (Some(Scatter { deviation, experiments }), _) => {
+                let noise = deviation.hypot(error);
+                // As of an experiment.
+                let parts = deviation.powi(4) / (experiments - 1) as f64 + error.powi(4) / freedom;
+                (noise, if parts > 0.0 { (noise.powi(4) / parts) as usize } else { variants - 2 })
+            }
+            (None, Some(Scatter { deviation, experiments })) => {
+                (deviation.max(1.0) * error, (freedom as usize).min(experiments - 1))
+            }
+            (None, None) => (error, freedom as usize),
+        };
+        // The others may be what has changed.
+        let own = of.without_host(change);
+        let rest = if own * apart > 0.0 { own.abs().min(apart.abs()).copysign(apart) } else { 0.0 };
+        let experiments = same.or(any).map_or(String::new(), |scatter| format!(", {} experiments", scatter.experiments));
+        let (what, metric) = (format!("{}, all of {value}", of.experiment), of.metric.clone());
+        let (by, words) = ("the host and the others", format!("{size} of {variants} variants{experiments}"));
+        Tested { what, metric, better: of.better, change, rest, by, noise, of: words, p: 1.0 }.with_p(freedom)
+    }
+}
+
+/// Standard error of the difference of two means, and its degrees of freedom (B. L. Welch, The
+/// Generalization of "Student's" Problem when Several Different Population Variances are Involved,
+/// 1947). A group that scatters less than the others counts as one of them.
+fn error_of_means(group: &[f64], others: &[f64]) -> (f64, f64) {
+    let sides = [group, others];
+    let [n, m] = sides.map(|side| side.len() as f64);
+    let [own, rest] = sides.map(|side| squares(side) / (side.len() - 1) as f64);
+    if own <= rest {
+        return ((rest * (1.0 / n + 1.0 / m)).sqrt(), m - 1.0);
+    }
+    let [own, rest] = [own / n, rest / m];
+    ((own + rest).sqrt(), (own + rest).powi(2) / (own.powi(2) / (n - 1.0) + rest.powi(2) / (m - 1.0)))
+}
+
 /// How far the changes of experiments scatter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Scatter {
@@ -236,6 +350,24 @@ impl Scatter {
     fn of_errors<'a>(all: impl Iterator<Item = &'a Compared>) -> Option<Self> {
         let for_better = |one: &Compared, left: f64| if one.better == Better::More { left / one.error } else { -left / one.error };
         Self::of(all.filter(|one| one.error > 0.0), for_better)
+    }
+
+    /// Of how far groups in a metric are from the others.
+    fn of_groups(groups: &[&Group]) -> Option<Self> {
+        let experiments = groups.iter().map(|group| &group.of.experiment).collect::<BTreeSet<_>>().len();
+        let apart: Vec<f64> = groups.iter().map(|group| group.apart).collect();
+        (experiments >= FEWEST_EXPERIMENTS).then(|| Self { deviation: spread(&apart), experiments })
+    }
+
+    /// The same relative to their errors, in the middle of the experiments.
+    fn of_errors_of_groups<'a>(groups: impl Iterator<Item = &'a Group<'a>>) -> Option<Self> {
+        let mut of_each: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for group in groups {
+            let errors = if group.error > 0.0 { group.apart / group.error } else { 0.0 };
+            of_each.entry(&group.of.experiment).or_default().push(errors);
+        }
+        let (deviations, experiments) = (of_each.values().map(|all| spread(all)).collect::<Vec<_>>(), of_each.len());
+        (experiments >= FEWEST_EXPERIMENTS).then(|| Self { deviation: middle(&deviations), experiments })
     }
 }
 
@@ -338,6 +470,21 @@ fn tests_of_experiments(all: &[Compared]) -> Vec<Tested> {
     tests
 }
 
+/// The tests of groups.
+fn tests_of_groups(all: &[Compared]) -> Vec<Tested> {
+    let groups: Vec<Group> = all.iter().filter(|one| one.variants.len() >= FEWEST_VARIANTS).flat_map(Group::all).collect();
+    let follows = |group: &Group| group.of.follows() != Follows::Nothing;
+    let of_kind = |kind: bool| Scatter::of_errors_of_groups(groups.iter().filter(|group| follows(group) == kind));
+    let [others, followers] = [false, true].map(of_kind);
+    let mut of_each: BTreeMap<&str, Vec<&Group>> = BTreeMap::new();
+    groups.iter().for_each(|group| of_each.entry(group.of.name()).or_default().push(group));
+    let of_metric = |some: &Vec<&Group>| {
+        let same = Scatter::of_groups(some);
+        some.iter().map(|group| group.tested(same, if follows(group) { followers } else { others })).collect::<Vec<_>>()
+    };
+    of_each.values().flat_map(of_metric).collect()
+}
+
 /// The tests of variants that ran often enough.
 fn tests_of_variants(all: &[Compared]) -> Vec<Tested> {
     let of_one = |one: &Compared| {
@@ -360,12 +507,17 @@ fn tests_of_variants(all: &[Compared]) -> Vec<Tested> {
     all.iter().filter(|one| one.variants.len() >= FEWEST_VARIANTS).flat_map(of_one).collect()
 }
 
+/// The tests of experiments, of groups and of variants.
+fn kinds_of_tests(all: &[Compared]) -> [Vec<Tested>; 3] {
+    [tests_of_experiments(all), tests_of_groups(all), tests_of_variants(all)]
+}
+
 /// Those that have changed by more than a threshold and than noise, each with the probability of
 /// any such test by chance; the most improbable first.
 fn changed(tests: &[Tested], threshold: f64) -> Vec<(&Tested, f64)> {
     let p = of_any(&tests.iter().map(|one| one.p).collect::<Vec<_>>());
     let mut changed: Vec<(&Tested, f64)> =
-        tests.iter().zip(p).filter(|(one, p)| *p <= SIGNIFICANT / 2.0 && one.is_beyond(threshold)).collect();
+        tests.iter().zip(p).filter(|(one, p)| *p <= SIGNIFICANT / KINDS && one.is_beyond(threshold)).collect();
     changed.sort_by(|a, b| a.1.total_cmp(&b.1));
     changed
 }
@@ -434,10 +586,9 @@ pub fn run(before: &Path, after: &Path, threshold: f64, out: &mut dyn Write) -> 
     if compared.is_empty() {
         bail!("the reports have no variant and metric in common; make both with the same options");
     }
-    let (of_experiments, of_variants) = (tests_of_experiments(&compared), tests_of_variants(&compared));
-    setting(&both, &of_experiments, out)?;
-    let part = threshold / 100.0;
-    let changed = [changed(&of_experiments, part), changed(&of_variants, part)].concat();
+    let tests = kinds_of_tests(&compared);
+    setting(&both, &tests[0], out)?;
+    let changed = tests.each_ref().map(|kind| changed(kind, threshold / 100.0)).concat();
     let (improved, worse): (Vec<_>, Vec<_>) = changed.into_iter().partition(|(one, _)| one.is_improved());
     let gone: Vec<String> = both.iter().flat_map(|(was, is)| gone(was, is)).collect();
     for (title, some) in [("Worse", &worse), ("Better", &improved)] {
@@ -450,22 +601,21 @@ pub fn run(before: &Path, after: &Path, threshold: f64, out: &mut dyn Write) -> 
             writeln!(out, "  {}", one.words(*p))?;
         }
     }
-    let (tests, few) =
-        (of_experiments.len() + of_variants.len(), compared.iter().filter(|one| one.variants.len() < FEWEST_VARIANTS));
+    let [of_experiments, of_groups, of_variants] = tests.each_ref().map(Vec::len);
+    let count = of_experiments + of_groups + of_variants;
+    let few = compared.iter().filter(|one| one.variants.len() < FEWEST_VARIANTS);
     writeln!(
         out,
-        "{} experiments, {} metrics and {} single variants tested: {} worse, {} better, {} within noise or {threshold} %. \
-         {} metrics have too few variants.",
+        "{} experiments, {of_experiments} metrics, {of_groups} groups and {of_variants} single variants tested: \
+         {} worse, {} better, {} within noise or {threshold} %. {} metrics have too few variants.",
         both.len(),
-        of_experiments.len(),
-        of_variants.len(),
         worse.len(),
         improved.len(),
-        tests - worse.len() - improved.len(),
+        count - worse.len() - improved.len(),
         few.count()
     )?;
     if !worse.is_empty() {
-        bail!("{} of {tests} are worse by more than {threshold} % and than noise", worse.len());
+        bail!("{} of {count} are worse by more than {threshold} % and than noise", worse.len());
     }
     if !gone.is_empty() {
         bail!("{} rates or variants are gone", gone.len());

@@ -11,17 +11,22 @@ use crate::bench::compare::tests::report;
 use crate::bench::report::Params;
 
 const EXPERIMENTS: usize = 12;
+const MODES: [&str; 4] = ["inline", "fused", "poll", "isolated"];
 /// Standard deviation of a speed of the host, as it is sampled.
 const OF_SPEEDS: f64 = 0.005;
 
 /// What two reports of the same experiments differ by. Deviations are of logarithms.
 struct Drawn {
     variants: usize,
+    /// Modes of the variants, one after another; of one, they do not say it.
+    modes: usize,
     runs: usize,
     /// Of a run.
     spread: f64,
     /// Of an experiment, in what no speed of the host shows.
     between: f64,
+    /// Of a mode of an experiment, in the same.
+    apart: f64,
     /// Of the host's speed, from one experiment to the next.
     drift: f64,
     /// By what the host is faster in all experiments.
@@ -30,7 +35,21 @@ struct Drawn {
     build: fn(usize, usize) -> f64,
 }
 
-const QUIET: Drawn = Drawn { variants: 20, runs: 3, spread: 0.02, between: 0.01, drift: 0.0, faster: 1.0, build: |_, _| 1.0 };
+const QUIET: Drawn = Drawn {
+    variants: 20,
+    modes: 1,
+    runs: 3,
+    spread: 0.02,
+    between: 0.01,
+    apart: 0.0,
+    drift: 0.0,
+    faster: 1.0,
+    build: |_, _| 1.0,
+};
+/// The same with five variants of each mode.
+const OF_MODES: Drawn = Drawn { modes: 4, apart: 0.01, ..QUIET };
+/// Five variants of one mode have half the rate.
+const HALVED: Drawn = Drawn { build: |experiment, variant| if experiment == 5 && variant >= 15 { 0.5 } else { 1.0 }, ..OF_MODES };
 
 /// A normal number (G. E. P. Box and M. E. Muller, A Note on the Generation of Random Normal
 /// Deviates, 1958).
@@ -49,12 +68,18 @@ impl Drawn {
             let host = self.faster.ln() + self.drift * normal(&mut random);
             let follows = if experiment % 4 == 0 { 0.0 } else { host };
             let shift = follows + self.between * normal(&mut random);
+            let mut of_mode = || if self.modes > 1 { self.apart * normal(&mut random) } else { 0.0 };
+            let of_modes: Vec<f64> = (0..self.modes).map(|_| of_mode()).collect();
             for (reports, after) in both.iter_mut().zip([0.0, 1.0]) {
                 let mut result = report(&format!("e{experiment}"), &[]);
                 let variants = (0..self.variants).map(|variant| {
                     let mut one = Variant::new("sluice", Params::from([("nfs".into(), json!(variant))]));
+                    let mode = variant * self.modes / self.variants;
+                    if self.modes > 1 {
+                        one.params.insert("mode".into(), json!(MODES[mode]));
+                    }
                     for _ in 0..self.runs {
-                        let moved = after * (shift + (self.build)(experiment, variant).ln());
+                        let moved = after * (shift + of_modes[mode] + (self.build)(experiment, variant).ln());
                         let rate = 1e6 * (variant + 1) as f64 * (moved + self.spread * normal(&mut random)).exp();
                         one.add("delivered_pps", rate);
                         one.add("nf_ns_per_packet", 1e9 / rate);
@@ -78,8 +103,8 @@ impl Drawn {
     fn worse(&self, seed: u64) -> Vec<String> {
         let [before, after] = self.reports(seed);
         let compared: Vec<Compared> = before.iter().zip(&after).flat_map(|(was, is)| metrics(was, is)).collect();
-        let (of_experiments, of_variants) = (tests_of_experiments(&compared), tests_of_variants(&compared));
-        let changed = [changed(&of_experiments, 0.03), changed(&of_variants, 0.03)].concat();
+        let tests = kinds_of_tests(&compared);
+        let changed = tests.each_ref().map(|kind| changed(kind, 0.03)).concat();
         let worse = changed.into_iter().filter(|(one, _)| !one.is_improved());
         worse.map(|(one, _)| format!("{} {}", one.what, one.metric)).collect()
     }
@@ -100,6 +125,64 @@ fn two_runs_of_one_build_are_within_noise() {
     assert!(alarms(&unsteady) <= 10, "{}", alarms(&unsteady));
     let apart = Drawn { between: 0.03, spread: 0.002, ..QUIET };
     assert!(alarms(&apart) <= 10, "{}", alarms(&apart));
+}
+
+#[test]
+fn modes_of_one_build_are_within_noise() {
+    let quick = Drawn { runs: 1, ..OF_MODES };
+    assert!(alarms(&quick) <= 10, "{}", alarms(&quick));
+    let unsteady = Drawn { drift: 0.1, between: 0.03, apart: 0.03, spread: 0.04, ..quick };
+    assert!(alarms(&unsteady) <= 10, "{}", alarms(&unsteady));
+    let apart = Drawn { between: 0.03, apart: 0.03, spread: 0.002, ..OF_MODES };
+    assert!(alarms(&apart) <= 10, "{}", alarms(&apart));
+}
+
+#[test]
+fn a_mode_that_is_halved_is_found() {
+    let quick = Drawn { runs: 1, ..HALVED };
+    let unsteady = Drawn { runs: 1, drift: 0.1, between: 0.03, apart: 0.03, spread: 0.04, ..HALVED };
+    for (drawn, seed) in [HALVED, quick, unsteady].iter().flat_map(|drawn| (1..=20).map(move |seed| (drawn, seed))) {
+        let worse = drawn.worse(seed);
+        assert!(worse.contains(&"e5, all of mode isolated delivered_pps".to_string()), "{seed}: {worse:?}");
+        // Beside it, the others are better, and have not changed by themselves.
+        let mut groups = worse.iter().filter(|one| one.contains("all of"));
+        assert!(groups.all(|one| one.starts_with("e5, all of mode isolated ")), "{seed}: {worse:?}");
+    }
+}
+
+#[test]
+fn groups_are_of_what_variants_share() {
+    let mut before = report("workflow", &[]);
+    before.variants.clear();
+    for (name, nfs) in ["linux/other", "linux/rr100", "ideal/other"].iter().flat_map(|name| [1, 3, 10].map(|nfs| (*name, nfs))) {
+        let mut one = Variant::new(name, Params::from([("nfs".into(), json!(nfs)), ("run".into(), json!("isolated"))]));
+        one.add("delivered_pps", 1.0);
+        before.variants.push(one);
+    }
+    let mut after = before.clone();
+    for one in &mut after.variants[..3] {
+        one.metrics.insert("delivered_pps".into(), Summary::of(vec![0.5]));
+    }
+    let compared = metrics(&before, &after);
+    let groups: Vec<(&str, usize)> = Group::all(&compared[0]).iter().map(|group| (group.value, group.size)).collect();
+    // Each once, and none of `run`, which all have.
+    let names = [("ideal/other", 3usize), ("linux/other", 3), ("linux/rr100", 3), ("linux/…", 6)];
+    let others = [("nfs 1", 3), ("nfs 10", 3), ("nfs 3", 3), ("…/other", 6)];
+    assert_eq!(groups, [names, others].concat());
+    let tests = tests_of_groups(&compared);
+    let changed: Vec<&str> = changed(&tests, 0.03).into_iter().map(|(one, _)| one.what.as_str()).collect();
+    assert_eq!(changed, ["workflow, all of linux/other"]);
+}
+
+#[test]
+fn an_error_of_means_is_welchs_and_few_scatter_as_the_others_at_least() {
+    let close = |(error, freedom): (f64, f64), wanted: (f64, f64)| {
+        assert!((error - wanted.0).abs() < 1e-9 && (freedom - wanted.1).abs() < 1e-9, "{error} {freedom}");
+    };
+    // Variances of 4 and 1: 4 / 3 + 1 / 5 together.
+    let (wide, others) = ([-2.0, 0.0, 2.0], [-1.0, -1.0, 0.0, 1.0, 1.0]);
+    close(error_of_means(&wide, &others), ((23.0f64 / 15.0).sqrt(), (23.0f64 / 15.0).powi(2) / (8.0 / 9.0 + 0.01)));
+    close(error_of_means(&[0.0; 3], &others), ((8.0f64 / 15.0).sqrt(), 4.0));
 }
 
 #[test]
@@ -207,12 +290,10 @@ fn folders_are_compared_by_experiment() {
     assert!(said.starts_with("Only before: forward.\nOnly after: dynamic.\n1 of 1 results do not say how fast"), "{said}");
     assert!(said.contains("Worse\n  chain  delivered_pps  × 0.500, noise ± 0.0 % (8 variants), p < 0.0001"), "{said}");
     let (ended, said) = compare(&before, &before);
-    assert!(
-        ended.is_ok() && said.contains("2 experiments, 2 metrics and 0 single variants tested: 0 worse, 0 better, 2 within noise"),
-        "{said}"
-    );
+    let same = "2 experiments, 2 metrics, 0 groups and 0 single variants tested: 0 worse, 0 better, 2 within noise";
+    assert!(ended.is_ok() && said.contains(same), "{said}");
     let (ended, said) = compare(&after, &before);
-    assert!(ended.is_ok() && said.contains("1 experiments, 1 metrics and 0 single variants tested: 0 worse, 1 better"), "{said}");
+    assert!(ended.is_ok() && said.contains("0 groups and 0 single variants tested: 0 worse, 1 better"), "{said}");
     assert!(compare(&before, &empty).0.unwrap_err().contains("has no result"));
 
     // A rate that is 0, and a variant that is missing, are no noise.
