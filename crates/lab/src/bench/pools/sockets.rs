@@ -34,10 +34,10 @@
 #[path = "../../../../../nfs/cost/src/work.rs"]
 mod work;
 
-use std::io::{self, BufRead, BufReader};
-use std::os::fd::OwnedFd;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
@@ -89,8 +89,10 @@ const FRAMES: u32 = 2 * BURST as u32;
 /// How the names of the sender's ends begin.
 const SENDERS: &str = "to";
 const DELIVERED: &str = "delivered_pps";
-/// Time limit for the first packet to come back.
+/// Time limit for an NF to be ready, and for the first packet to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Most bytes of the line that an NF says then.
+const LINE: u64 = 256;
 
 const GROUP: Group = Group {
     title: "NFs on one core, each with a port or a flow of its own, as fast as packets come",
@@ -185,9 +187,7 @@ impl Started {
             };
             let mut started = (0..nfs).map(start).collect::<anyhow::Result<Vec<_>>>()?;
             for nf in &mut started {
-                let output = nf.0.stdout.as_mut().context("an NF has no output")?;
-                let got = BufReader::new(output).read_line(&mut String::new()).context("cannot read what an NF says")?;
-                ensure!(got > 0, "an NF does not start; its error is above");
+                wait_until_ready(nf.0.stdout.as_mut().context("an NF has no output")?)?;
             }
             Ok(Self::Sockets(started))
         })
@@ -227,6 +227,19 @@ impl Started {
             }
         }
     }
+}
+
+/// Waits for the line by which an NF says that it can receive.
+///
+/// # Errors
+/// It says none, or too long a one.
+fn wait_until_ready(output: &mut ChildStdout) -> anyhow::Result<()> {
+    let has_said = process::wait_readable(output.as_fd(), Some(PATIENCE.as_millis() as u64))?;
+    ensure!(has_said, "an NF says nothing within {PATIENCE:?}");
+    let mut line = String::new();
+    BufReader::new(output.take(LINE)).read_line(&mut line).context("cannot read what an NF says")?;
+    ensure!(line.ends_with('\n'), "an NF does not start; its error is above");
+    Ok(())
 }
 
 /// A pool whose packets leave by the port by which they came.
@@ -397,6 +410,18 @@ mod tests {
             let text = setup.toml(Path::new("/run/x"));
             assert!(!text.contains("idle = ") && !text.contains("\"gen\""), "{text}");
             assert_accepted(&setup, &[COST]);
+        }
+    }
+
+    #[test]
+    fn an_nf_is_ready_once_it_has_said_a_line() {
+        let of = |script: &str| {
+            let mut nf = Running(Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap());
+            wait_until_ready(nf.0.stdout.as_mut().unwrap()).map_err(|error| error.to_string())
+        };
+        assert_eq!(of("echo ready"), Ok(()));
+        for script in ["true", "printf ready", "exec tr '\\0' x < /dev/zero"] {
+            assert_eq!(of(script).unwrap_err(), "an NF does not start; its error is above", "{script}");
         }
     }
 
