@@ -32,6 +32,10 @@ const PAGES: &str = "Claims are named by figure and section, and not by page: no
 /// What a verdict says about a model.
 const MODEL: &str = "Modelled: computed by a model, and the same on any host; it says nothing of this one.";
 
+/// What stands below a table with such a column.
+const MANY: &str = "NAME*: the medians of all metrics that begin with NAME, in the order of their names. nf1, nf2, … are the NFs, \
+                    and c1, c2, … the chains. –: the variant has none.";
+
 /// What the report says besides results.
 #[derive(Clone, Copy)]
 pub struct Words {
@@ -243,6 +247,11 @@ fn shown(figure: &Figure, report: &Report) -> Vec<(String, Vec<String>)> {
     report.variants.iter().filter(has_any).map(row).collect()
 }
 
+/// What explains the columns of what a figure shows, where it takes words.
+fn legend(figure: &Figure) -> Option<&'static str> {
+    figure.shows.iter().any(|name| name.ends_with('*')).then_some(MANY)
+}
+
 /// Experiments without a figure that have a result.
 fn others<'a>(known: &'a Known, folder: &Folder) -> Vec<(&'a str, Report)> {
     let runs = known.runs.iter().map(|run| run.experiment.as_str());
@@ -369,7 +378,8 @@ fn html_shown(out: &mut String, figure: &Figure, report: &Report) {
     for (label, cells) in shown(figure, report) {
         html_row(out, &label, &cells);
     }
-    out.push_str("</table></details>\n");
+    let legend = legend(figure).map_or(String::new(), |words| format!("<p class=\"small\">{words}</p>"));
+    let _ = writeln!(out, "</table>{legend}</details>");
 }
 
 /// The command, the plot (once), and what was left out.
@@ -465,6 +475,9 @@ fn markdown_shown(out: &mut String, figure: &Figure, report: &Report) {
     let _ = write!(out, "\n| medians | `{}` |\n|{}\n", figure.shows.join("` | `"), "---|".repeat(columns + 1));
     for (label, cells) in shown(figure, report) {
         let _ = writeln!(out, "| {label} | {} |", cells.join(" | "));
+    }
+    if let Some(words) = legend(figure) {
+        let _ = write!(out, "\n{words}\n");
     }
 }
 
@@ -562,8 +575,9 @@ mod tests {
         let drawing = "`sluice bench chain --seconds 1 --repeats 2 --only chain/`\n\n![chain](chain.svg)\n";
         assert!(text.contains(drawing), "{text}");
         let table = "| medians | `delivered_pps` | `run_ms.nf*` |\n|---|---|---|\n\
-                     | default/other nfs 3 | 1.00 | – |\n| sluice/other nfs 3 | 1.55 | 2.00 / 3.00 |\n\n";
+                     | default/other nfs 3 | 1.00 | – |\n| sluice/other nfs 3 | 1.55 | 2.00 / 3.00 |\n\nNAME*: the medians";
         assert!(text.contains(table), "{text}");
+        assert!(page.contains("</table><p class=\"small\">NAME*: the medians of all metrics that begin with NAME"), "{page}");
         assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
         assert!(text.contains(" cores, Linux 6, without hugepages. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
     }
