@@ -89,11 +89,11 @@ impl<'a> Compared<'a> {
         Figure::coverage(&self.checked).map_or(word.clone(), |coverage| format!("{word} ({coverage})"))
     }
 
-    /// None without checks: it is drawn only.
+    /// None without checks: it is drawn only. A result of no variant draws nothing.
     fn verdict(&self) -> Option<ClaimVerdict> {
         match &self.report {
-            Some(_) => Figure::verdict(&self.checked),
-            None => Some(ClaimVerdict::Unknown),
+            Some(report) if !report.variants.is_empty() => Figure::verdict(&self.checked),
+            _ => Some(ClaimVerdict::Unknown),
         }
     }
 }
@@ -607,6 +607,23 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
         let wanted = "Not measured: `sluice bench chain` has no result here and is not part of --quick: it takes a day.";
         assert!(text.contains(wanted) && text.contains("Not measured: no experiment."), "{text}");
+    }
+
+    #[test]
+    fn a_result_without_a_variant_is_not_drawn() {
+        let known: Known = toml::from_str(
+            "figure = [{ paper = \"resq\", name = \"Table 1\", claim = \"Misses.\", experiment = \"chain\" }]\n\
+             run = [{ experiment = \"chain\", slow = \"it takes a day\" }]",
+        )
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder(dir.path().into());
+        let words = |result: Report| {
+            result.write(&folder.file("chain", "json")).unwrap();
+            write(&known, &folder, WORDS).unwrap()
+        };
+        assert_eq!(words(report("chain", &[])), "ResQ (NSDI 2018): 1 not measured");
+        assert_eq!(words(report("chain", &[("poll", &[1.0])])), "ResQ (NSDI 2018): 1 drawn only");
     }
 
     #[test]
