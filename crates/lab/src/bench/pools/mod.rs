@@ -144,8 +144,8 @@ fn due_pps(setup: &Setup) -> Option<f64> {
     is_set.then(|| setup.traffic.iter().map(|traffic| traffic.rate).sum())
 }
 
-/// Waits until those of a tenth of a second have come: with the first flows, the packet thread
-/// touches the flow table for the first time, and hardly a packet comes meanwhile.
+/// Waits until those of a tenth of a second have come: hardly a packet comes while members start,
+/// or while memory is touched for the first time.
 ///
 /// # Errors
 /// They have not come in time.
