@@ -1,5 +1,6 @@
 //! One core: runs its processes between two rounds of the manager.
 
+use super::others::OtherProcesses;
 use super::outcome::Outcome;
 use super::packets::Batch;
 use super::process::{Costs, Path, Process};
@@ -57,6 +58,14 @@ struct Work {
     batches: Vec<Batch>,
 }
 
+/// When the one that runs gives the core away, once it must.
+#[derive(Default)]
+struct Due {
+    at_ns: u64,
+    /// Whether another core interrupts it for that.
+    is_interrupted: bool,
+}
+
 /// A core and its operating system.
 pub(super) struct Cpu {
     number: usize,
@@ -68,11 +77,9 @@ pub(super) struct Cpu {
     pub table: CoreTable,
     /// Pending wakes: time and process.
     wakes: Vec<(u64, usize)>,
-    /// When the one that runs notices that it must give the core away.
-    due_ns: u64,
-    /// Whether another core interrupts it for that.
-    is_interrupted: bool,
+    due: Due,
     next_tick_ns: u64,
+    others: Option<OtherProcesses>,
     /// The process that ran last; None after idling.
     last: Option<usize>,
     /// Time left of a switch to it.
@@ -98,9 +105,9 @@ impl Cpu {
             table: CoreTable::new(n),
             processes: mine,
             wakes: Vec::new(),
-            due_ns: 0,
-            is_interrupted: false,
+            due: Due::default(),
             next_tick_ns: scenario.machine.tick_ns,
+            others: OtherProcesses::of(number, scenario),
             last: None,
             switch_ns: 0,
             works: (0..n).map(|_| Work::default()).collect(),
@@ -128,7 +135,7 @@ impl Cpu {
             return if other_ns.is_some() { world.machine.wake_quiet_cost_ns } else { world.machine.wake_cost_ns };
         }
         if self.ready(local, world) {
-            (self.due_ns, self.is_interrupted) = (now_ns + world.machine.wake_busy_ns, true);
+            self.due = Due { at_ns: now_ns + world.machine.wake_busy_ns, is_interrupted: true };
             return world.machine.wake_cost_ns;
         }
         world.machine.wake_quiet_cost_ns
@@ -154,6 +161,9 @@ impl Cpu {
     /// Runs up to a time. A burst in progress goes on in the next call.
     pub(super) fn run(&mut self, until_ns: u64, world: &mut World) {
         while self.now_ns < until_ns {
+            if self.is_taken(until_ns, world) {
+                continue;
+            }
             let local = match world.fused {
                 true => self.next_in_turn(world),
                 false => self.scheduled(world),
@@ -164,6 +174,29 @@ impl Cpu {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Whether another process has the core, and has it up to its end or `until_ns`.
+    fn is_taken(&mut self, until_ns: u64, world: &mut World) -> bool {
+        let comes = self.others.as_mut().is_some_and(|others| others.comes(self.now_ns));
+        if comes
+            && !world.fused
+            && let Some(local) = self.os.put_back()
+        {
+            let process = &mut world.processes[self.processes[local]];
+            process.ready_ns = self.now_ns;
+            world.count.nfs[process.parts[0]].involuntary += 1;
+        }
+        let ns = self.others.as_mut().map_or(0, |others| others.take(until_ns - self.now_ns));
+        world.count.cores[self.number].others_ns += ns;
+        self.now_ns += ns;
+        ns > 0
+    }
+
+    /// When the next of the other processes comes.
+    #[inline]
+    fn next_other_ns(&self) -> u64 {
+        self.others.as_ref().map_or(u64::MAX, OtherProcesses::next_ns)
     }
 
     /// Whether a process has a burst in progress or begins one; else it goes to sleep.
@@ -183,10 +216,10 @@ impl Cpu {
     /// Uses the core for a switch or a burst, up to its end, `until_ns`, or the next event.
     fn advance(&mut self, local: usize, until_ns: u64, world: &mut World) {
         let left_ns = if self.switch_ns > 0 { self.switch_ns } else { self.works[local].left_ns };
-        let mut end_ns = (self.now_ns + left_ns).min(until_ns);
+        let mut end_ns = (self.now_ns + left_ns).min(until_ns).min(self.next_other_ns());
         if !world.fused {
             let wake_ns = self.wakes.iter().map(|(at_ns, _)| *at_ns).min().unwrap_or(u64::MAX);
-            let due_ns = if self.os.is_due() { self.due_ns } else { u64::MAX };
+            let due_ns = if self.os.is_due() { self.due.at_ns } else { u64::MAX };
             end_ns = end_ns.min(self.next_tick_ns).min(wake_ns).min(due_ns).max(self.now_ns);
         }
         let ns = end_ns - self.now_ns;
@@ -209,7 +242,8 @@ impl Cpu {
     }
 
     fn idle(&mut self, until_ns: u64, world: &mut World) {
-        let next = self.wakes.iter().map(|(at, _)| *at).min().unwrap_or(until_ns).clamp(self.now_ns, until_ns);
+        let wake_ns = self.wakes.iter().map(|(at_ns, _)| *at_ns).min().unwrap_or(until_ns);
+        let next = wake_ns.min(self.next_other_ns()).clamp(self.now_ns, until_ns);
         world.count.cores[self.number].idle_ns += next - self.now_ns;
         self.now_ns = next;
         self.last = None;
@@ -231,7 +265,7 @@ impl Cpu {
         while let Some(i) = (0..self.wakes.len()).filter(|i| self.wakes[*i].0 <= self.now_ns).min_by_key(|i| self.wakes[*i].0) {
             let (_, local) = self.wakes.remove(i);
             if self.ready(local, world) {
-                self.due_ns = self.now_ns;
+                self.due.at_ns = self.now_ns;
             }
         }
         if self.now_ns >= self.next_tick_ns {
@@ -240,11 +274,11 @@ impl Cpu {
             let was_due = self.os.is_due();
             self.os.tick();
             if self.os.is_due() && !was_due {
-                self.due_ns = self.now_ns;
+                self.due.at_ns = self.now_ns;
             }
         }
         let before = self.os.current();
-        if before.is_some() && !(self.os.is_due() && self.now_ns >= self.due_ns) {
+        if before.is_some() && !(self.os.is_due() && self.now_ns >= self.due.at_ns) {
             return before;
         }
         let local = self.os.pick()?;
@@ -261,10 +295,10 @@ impl Cpu {
         }
         if self.last != Some(local) {
             self.last = Some(local);
-            let interrupt_ns = if self.is_interrupted { world.machine.interrupt_ns } else { 0 };
+            let interrupt_ns = if self.due.is_interrupted { world.machine.interrupt_ns } else { 0 };
             self.switch_ns = world.machine.switch_ns + interrupt_ns;
         }
-        self.is_interrupted = false;
+        self.due.is_interrupted = false;
         Some(local)
     }
 

@@ -21,8 +21,9 @@
 //! A core runs its NFs by class: [`Class::Other`] is weighted fair with a virtual deadline for each
 //! request of a slice, and a waking process with an earlier deadline preempts one that has had more
 //! than the average; [`Class::Batch`] is the same without preemption; [`Class::Rr`] is a queue.
-//! Slices end at ticks. [`Machine`] has the costs of switches and wakes; [`sched`](crate::sched)
-//! decides bottlenecks, weights and the choice of the next NF.
+//! Slices end at ticks. [`Others`] take a core of the fair classes for a moment, and then the next
+//! NF is picked anew, as if no slice lasted. [`Machine`] has the costs of switches and wakes;
+//! [`sched`](crate::sched) decides bottlenecks, weights and the choice of the next NF.
 //!
 //! With backpressure, a packet is admitted if each NF of its chain has a credit for it, as in the
 //! platform; without, full rings inside drop. [`Variant::Ideal`] calls consecutive NFs of a chain
@@ -31,11 +32,11 @@
 //! # Limits
 //! There is one packet thread. Caches are not modelled: a hop always costs [`Machine::hop_cycles`],
 //! however many NFs share the core and whatever a switch left cold. Sources send at a constant rate
-//! and ignore drops and marks. Lingering before sleep, real-time throttling and other processes are
-//! left out. Without backpressure, small differences of costs decide whether an NF empties its
-//! ring, and so much of what is delivered. The ideal bounds a chain; where chains compete, it
-//! serves them alike, and a variant that favours cheap ones may carry more in all. So compare
-//! variants with each other first, then absolute numbers with a measurement.
+//! and ignore drops and marks. Lingering before sleep, real-time throttling, and other processes on
+//! the manager's core are left out. Without backpressure, small differences of costs decide whether
+//! an NF empties its ring, and so much of what is delivered. The ideal bounds a chain; where chains
+//! compete, it serves them alike, and a variant that favours cheap ones may carry more in all. So
+//! compare variants with each other first, then absolute numbers with a measurement.
 //!
 //! Source: the experiments of NFVnice, section 4; I. Stoica, H. Abdel-Wahab, "Earliest Eligible
 //! Virtual Deadline First", Old Dominion University TR-95-22, 1995, for the fair class; Linux 6.18.
@@ -43,6 +44,7 @@
 mod cpu;
 pub mod experiments;
 mod manager;
+mod others;
 mod outcome;
 mod packets;
 mod process;
@@ -52,7 +54,7 @@ mod scenario;
 mod tests;
 
 pub use outcome::{ChainOutcome, CoreOutcome, NfOutcome, Outcome};
-pub use scenario::{Chain, Class, Cost, Machine, Nf, Platform, Scenario, ScenarioError, ThreadCosts, Variant};
+pub use scenario::{Chain, Class, Cost, Machine, Nf, Others, Platform, Scenario, ScenarioError, ThreadCosts, Variant};
 
 /// Runs a scenario. The outcome is deterministic, on any machine.
 ///

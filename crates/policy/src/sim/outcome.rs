@@ -45,6 +45,8 @@ pub struct CoreOutcome {
     pub busy_ns: u64,
     /// Time of switches, in nanoseconds.
     pub switch_ns: u64,
+    /// Time of other processes, in nanoseconds.
+    pub others_ns: u64,
     /// Idle time, in nanoseconds.
     pub idle_ns: u64,
 }
@@ -139,6 +141,7 @@ impl Outcome {
         for (c, e) in out.cores.iter_mut().zip(&earlier.cores) {
             c.busy_ns -= e.busy_ns;
             c.switch_ns -= e.switch_ns;
+            c.others_ns -= e.others_ns;
             c.idle_ns -= e.idle_ns;
         }
         out.wakes -= earlier.wakes;

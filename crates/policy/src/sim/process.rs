@@ -227,6 +227,15 @@ pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
     (processes, paths)
 }
 
+/// The next number of a series without a pattern (splitmix64).
+pub(super) fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Costs {
     cost: Cost,
@@ -254,13 +263,7 @@ impl Costs {
                 (from..from + count).map(|i| list[(i % list.len() as u64) as usize]).sum()
             }
             Cost::Random(list) => {
-                let mut pick = || {
-                    self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                    let mut z = self.state;
-                    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-                    list[((z ^ z >> 31) % list.len() as u64) as usize]
-                };
+                let mut pick = || list[(draw(&mut self.state) % list.len() as u64) as usize];
                 (0..count).map(|_| pick()).sum()
             }
             Cost::ByFlow(list) => {

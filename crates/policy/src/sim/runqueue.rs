@@ -4,8 +4,9 @@
 //! weight, and requests one slice at a time; its deadline is the virtual time by which that should
 //! be served. It is eligible with no more than the average. The eligible one with the earliest
 //! deadline runs, and stays while it is eligible and its slice lasts. That a slice has ended is
-//! seen only at a tick or when a process wakes. A process that sleeps keeps what it is owed; one
-//! that owes stays in the average until it has paid by waiting, and then owes nothing.
+//! seen only at a tick or when a process wakes; after another process that had the core, no slice
+//! lasts. A process that sleeps keeps what it is owed; one that owes stays in the average until it
+//! has paid by waiting, and then owes nothing.
 //!
 //! The queue counts ticks: the one that runs at a tick is charged all of it.
 //!
@@ -179,6 +180,15 @@ impl RunQueue {
         let (lag, is_fair) = (self.lag(current), self.is_fair());
         let t = &mut self.tasks[current];
         (t.lag, t.state) = (lag, if is_fair && lag < -1.0 { State::Owing } else { State::Asleep });
+    }
+
+    /// A process that is none of these takes the core: the next one is picked anew, and no slice
+    /// lasts. Returns the one that ran. Fair classes only.
+    pub(super) fn put_back(&mut self) -> Option<usize> {
+        debug_assert!(self.is_fair(), "a real-time process keeps its core");
+        self.look();
+        self.is_due = false;
+        self.current.take()
     }
 
     /// Charges the one that runs.
@@ -400,6 +410,26 @@ mod tests {
         q.tick();
         assert_eq!(q.pick(), Some(1));
         assert_eq!((q.tasks[0].state, q.tasks[0].lag), (State::Asleep, 0.0));
+    }
+
+    #[test]
+    fn after_another_process_the_one_that_was_owed_goes_first_whatever_was_left_of_a_slice() {
+        for class in [Class::Other, Class::Batch] {
+            let mut q = queue(class, 2);
+            assert_eq!(q.pick(), Some(0), "{class}");
+            q.account(SLICE_NS / 2);
+            assert_eq!(q.pick(), Some(0), "{class}: its slice lasts");
+            assert_eq!(q.put_back(), Some(0), "{class}");
+            assert_eq!((q.current(), q.is_busy()), (None, true), "{class}");
+            assert_eq!(q.pick(), Some(1), "{class}: 0 has had more than the average");
+            // One that is alone goes on, with what is left of its slice.
+            let mut q = queue(class, 1);
+            q.pick();
+            q.account(SLICE_NS / 2);
+            q.put_back();
+            assert_eq!(q.pick(), Some(0), "{class}");
+            assert_eq!(q.tasks[0].kept_until, SLICE_NS as f64, "{class}");
+        }
     }
 
     #[test]

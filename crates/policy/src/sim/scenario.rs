@@ -35,6 +35,18 @@ pub struct Machine {
     pub tick_ns: u64,
     /// Frames of packet memory; None: always enough.
     pub frames: Option<u32>,
+    /// Other processes on the NFs' cores; None: there are none.
+    pub others: Option<Others>,
+}
+
+/// Other processes, of the host and of the platform: each takes a core for a moment from the NF of
+/// a fair class that runs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Others {
+    /// Mean time from one to the next, in nanoseconds.
+    pub every_ns: u64,
+    /// How long one has the core, with the switches, in nanoseconds.
+    pub has_ns: u64,
 }
 
 /// What packets take of the manager's thread. It reads at most a burst of a source in a round, and
@@ -64,6 +76,7 @@ impl Default for Machine {
             slice_ns: 1_400_000,
             tick_ns: 4_000_000,
             frames: None,
+            others: None,
         }
     }
 }
@@ -270,7 +283,8 @@ impl Scenario {
 
     /// Checks whether the scenario can be run; returns the first error.
     pub fn check(&self) -> Result<(), ScenarioError> {
-        if [self.machine.mhz, self.machine.round_ns, self.machine.slice_ns, self.machine.tick_ns].contains(&0) {
+        let every_ns = self.machine.others.map_or(1, |others| others.every_ns);
+        if [self.machine.mhz, self.machine.round_ns, self.machine.slice_ns, self.machine.tick_ns, every_ns].contains(&0) {
             return Err(ScenarioError::Machine);
         }
         for (number, nf) in self.nfs.iter().enumerate() {
@@ -304,8 +318,8 @@ impl Scenario {
 /// Why a scenario cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScenarioError {
-    /// The clock or the length of a round, a slice or a tick is 0.
-    #[error("the machine has 0 MHz, or rounds, slices or ticks of 0 ns; give it all of them")]
+    /// The clock, the length of a round, a slice or a tick, or the time to another process is 0.
+    #[error("the machine has 0 MHz, or a round, a slice, a tick or another process each 0 ns; give it all of them")]
     Machine,
     /// An NF is on a core that the machine lacks.
     #[error("NF {nf} is on core {core}, but there are {cores}; give the machine more cores or the NF another one")]

@@ -292,6 +292,41 @@ fn a_wake_from_another_core_takes_time_of_the_one_that_it_interrupts() {
 }
 
 #[test]
+fn other_processes_take_time_and_end_slices() {
+    for class in [Class::Other, Class::Batch] {
+        // The first NF always has packets, and the others get what a ring holds, tick by tick.
+        let mut scenario = short(experiments::chain_order([2, 1, 0], Variant::Default, class));
+        let alone = run(&scenario);
+        scenario.machine.others = Some(Others { every_ns: 5_000_000, has_ns: 50_000 });
+        let beside = run(&scenario);
+        let CoreOutcome { busy_ns, switch_ns, others_ns, idle_ns } = beside.cores[0];
+        assert!(others_ns.abs_diff(beside.elapsed_ns / 101) < beside.elapsed_ns / 400, "{class}: {others_ns}");
+        assert!((busy_ns + switch_ns + others_ns + idle_ns).abs_diff(beside.elapsed_ns) < 70_000, "{class}");
+        assert_eq!(alone.cores[0].others_ns, 0);
+        // One that waits and preempts nobody has the core after each, and not only after a tick.
+        let gains = beside.total_pps() > 1.1 * alone.total_pps();
+        assert!(gains || class == Class::Other, "{class}: {} and {}", beside.total_pps(), alone.total_pps());
+    }
+}
+
+#[test]
+fn a_real_time_class_and_one_process_for_all_lose_no_slice_to_others() {
+    let with = |mut scenario: Scenario| {
+        scenario.machine.others = Some(Others { every_ns: 5_000_000, has_ns: 50_000 });
+        (run(&scenario), scenario)
+    };
+    let (beside, mut scenario) = with(short(experiments::chain(Variant::Default, Class::Rr(4))));
+    scenario.machine.others = None;
+    assert_eq!(run(&scenario), beside);
+    // One that has the core alone loses the time.
+    let (beside, mut scenario) = with(short(experiments::chain(Variant::Ideal, Class::Other)));
+    scenario.machine.others = None;
+    let part = beside.cores[0].others_ns as f64 / beside.elapsed_ns as f64;
+    let lost = 1.0 - beside.total_pps() / run(&scenario).total_pps();
+    assert!(part > 0.005 && (lost - part).abs() < 0.001, "{lost} of {part}");
+}
+
+#[test]
 fn a_preemption_need_not_wait_for_the_end_of_a_burst() {
     // A burst of 32 packets of 100,000 cycles takes 1.4 ms; the other NF's packets go between.
     let mut scenario = with_costs(&[100_000, 100], &[&[0], &[1]], 100_000, Variant::Default, Class::Other);
@@ -326,7 +361,8 @@ fn scenarios_that_cannot_be_run_are_refused() {
     assert!(refused(|s| s.chains[0].nfs.push(3)).contains("visits NF 3"));
     assert!(refused(|s| s.chains[0].nfs.clear()).contains("visits no NF"));
     assert!(refused(|s| s.machine.mhz = 0).contains("0 MHz"));
-    assert!(refused(|s| s.machine.tick_ns = 0).contains("ticks of 0 ns"));
+    assert!(refused(|s| s.machine.tick_ns = 0).contains("each 0 ns"));
+    assert!(refused(|s| s.machine.others = Some(Others { every_ns: 0, has_ns: 1 })).contains("another process each 0 ns"));
     assert!(refused(|s| s.platform.ring = 16).contains("16 packets"));
     assert!(refused(|s| s.nfs[0].ring = Some(8)).contains("8 packets"));
     assert!(refused(|s| s.platform.low_watermark = 81).contains("out of order"));
