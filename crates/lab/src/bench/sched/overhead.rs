@@ -10,8 +10,9 @@
 //! - `preempt`: the same while another thread keeps that core busy, and how long that one does not
 //!   have it.
 //! - `switch`: two threads on that core that wake each other alternately: the time of one switch.
-//! - `packet`: what a packet takes outside of handlers, of an NF's core and of the manager
-//!   ([`packet_costs`](super::packet_costs)), measured once.
+//! - `packet`: what a packet takes outside of handlers, of an NF's core and of the manager, and how
+//!   often and how long other processes have an NF's core ([`packet_costs`](super::packet_costs)),
+//!   measured once.
 //! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with
 //!   weights, backpressure and ECN on and off, hand-over on in both: CPU time per packet
 //!   (`nf_ns_per_packet`), the manager's load, and the controller's share of it
@@ -70,6 +71,8 @@ const SMALL: Group = Group {
         Column::new("entry_ns", "manager, entry ns", 1.0, 1),
         Column::new("pass_ns", "manager, hop ns", 1.0, 1),
         Column::new("round_ns", "manager, round ns", 1.0, 0),
+        Column::new("others_per_s", "other processes/s", 1.0, 0),
+        Column::new("others_ns", "each for ns", 1.0, 0),
         Column::new("core_percent", "% of a core at the default period", 1.0, 4),
     ],
     plotted: 5,
@@ -107,13 +110,15 @@ fn plan(lab: &Lab) -> Trials {
         Ok(Sample::from(named.map(|(name, ns)| (name.to_string(), ns))))
     }));
     plan.cases.push(Case::one("packet", params(&[]), |lab| {
-        let MeasuredCosts { nf, manager, unset, .. } = MeasuredCosts::here(lab);
+        let MeasuredCosts { nf, manager, others, unset, .. } = MeasuredCosts::here(lab);
         let named = [
             ("hop_cycles", nf.map(|nf| nf.hop_cycles)),
             ("nf_mhz", nf.map(|nf| nf.mhz)),
             ("entry_ns", manager.map(|manager| manager.entry_ns)),
             ("pass_ns", manager.map(|manager| manager.pass_ns)),
             ("round_ns", manager.map(|manager| manager.round_ns)),
+            ("others_per_s", others.map(|others| others.per_s)),
+            ("others_ns", others.map(|others| others.has_ns)),
         ];
         let sample: Sample = named.into_iter().filter_map(|(name, cost)| Some((name.to_string(), cost?))).collect();
         if sample.is_empty() { Err(Miss::LeaveOut(unset.join("; "))) } else { Ok(sample) }

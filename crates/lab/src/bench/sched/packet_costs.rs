@@ -1,15 +1,18 @@
 //! What the simulator needs of this host, measured by itself: wakes and switches
-//! ([`host_costs`](super::host_costs)), and what a packet takes outside of handlers, of an NF's
-//! core and of the manager's.
+//! ([`host_costs`](super::host_costs)), what a packet takes outside of handlers, of an NF's core
+//! and of the manager's, and what other processes take of an NF's core.
 //!
 //! # Approach
 //! - *hop*: one NF that always has packets, at two costs. The line through its CPU time for a
 //!   packet at either gives what a cycle of the cost takes (`mhz`: more than a cycle of the
 //!   processor where interrupts and other guests take time), and what is beside the cost
-//!   (`hop_cycles`).
+//!   (`hop_cycles`). It has the core to itself: whatever takes it is another process, of the host
+//!   or of the platform (`others_per_s`), and what it waits for each is that one's time
+//!   (`others_ns`).
 //! - *fast*: chains of one and three NFs of one cycle, at more packets than the manager can carry.
-//!   A packet more has one entry (`entry_ns`) and as many hops as the chain (`pass_ns`), and its
-//!   part of a round with full bursts. What the manager spends on wakes is taken off.
+//!   A packet more that is read has one entry (`entry_ns`), as many hops as the chain if it is let
+//!   in (`pass_ns`), and its part of a round with full bursts. What the manager spends on wakes is
+//!   taken off.
 //! - *slow*: one NF at half a million packets a second, where a round with packets has about one:
 //!   the round itself (`round_ns`) is what is left of it.
 //!
@@ -46,6 +49,9 @@ const SLOW_PPS: f64 = 500_000.0;
 const BURST: f64 = sluice_shm::BURST as f64;
 /// Part of the packets that the manager read from which on NFs carry all of them.
 const ALL: f64 = 0.98;
+/// The least part at which the manager is measured. Refused packets cost it an entry like others;
+/// but of a source of which whole bursts are refused, rounds read nothing.
+const MOST: f64 = 0.9;
 
 /// What packets take of the manager, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
@@ -67,12 +73,22 @@ pub struct NfCosts {
     pub mhz: f64,
 }
 
+/// Other processes on the core of an NF that always has packets.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+pub struct OtherCosts {
+    /// How often one takes the core, in 1/s.
+    pub per_s: f64,
+    /// How long the NF waits for it, in nanoseconds.
+    pub has_ns: f64,
+}
+
 /// Costs as the simulator takes them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 pub struct MeasuredCosts {
     pub host: Option<HostCosts>,
     pub nf: Option<NfCosts>,
     pub manager: Option<ManagerCosts>,
+    pub others: Option<OtherCosts>,
     /// What is not known, and why.
     pub unset: Vec<String>,
 }
@@ -82,7 +98,7 @@ pub struct MeasuredCosts {
 enum Limit {
     /// More is read than the NF takes, so the NF always has packets.
     Nf,
-    /// NFs take all that is read.
+    /// NFs take all that is read, or nearly so.
     Manager,
 }
 
@@ -94,10 +110,14 @@ type Point = Result<f64, String>;
 struct Runs {
     /// CPU time of the NF for a packet, at either of [`CYCLES`].
     hop: [Point; 2],
-    /// Time of the manager for a packet, with either of [`LENGTHS`].
+    /// Time of the manager for a packet that it read, with either of [`LENGTHS`].
     fast: [Point; 2],
+    /// Part of these packets that was let in.
+    carried: [Point; 2],
     /// A round with about one packet.
     slow: Point,
+    /// Other processes on the core of the NF of `hop`.
+    others: Result<OtherCosts, String>,
 }
 
 impl MeasuredCosts {
@@ -157,6 +177,10 @@ impl MeasuredCosts {
             Ok(manager) => self.manager = Some(manager),
             Err(why) => self.leave_out("packets in the manager", &why),
         }
+        match &runs.others {
+            Ok(others) => self.others = Some(*others),
+            Err(why) => self.leave_out("other processes", why),
+        }
     }
 }
 
@@ -180,7 +204,9 @@ impl Runs {
         Ok(Self {
             hop: [cheap, dear].map(|of| point(of, Limit::Nf, |sample| metric(sample, "nf_ns_per_packet"))),
             fast: [short, long].map(|of| manager(of.as_slice())),
+            carried: [short, long].map(|of| point(of, Limit::Manager, carried)),
             slow: point(slow, Limit::Manager, |sample| metric(sample, "round_ns_p50")),
+            others: others(&[cheap.as_slice(), dear].concat()),
         })
     }
 
@@ -197,11 +223,12 @@ impl Runs {
 
     fn manager(&self) -> Result<ManagerCosts, String> {
         let [Ok(short), Ok(long)] = &self.fast else { return Err(first_why(&self.fast)) };
+        let [Ok(of_short), Ok(of_long)] = &self.carried else { return Err(first_why(&self.carried)) };
         let slow = self.slow.clone()?;
-        let [n0, n1] = LENGTHS.map(|nfs| nfs as f64);
-        let pass_ns = not_negative("a hop", (long - short) / (n1 - n0))?;
-        // fast = entry + hops · pass + round ÷ burst, and slow = entry + round.
-        let entry_ns = not_negative("an entry", (short - n0 * pass_ns - slow / BURST) * BURST / (BURST - 1.0))?;
+        let [hops0, hops1] = [of_short * LENGTHS[0] as f64, of_long * LENGTHS[1] as f64];
+        let pass_ns = not_negative("a hop", (long - short) / (hops1 - hops0))?;
+        // fast = entry + carried · hops · pass + round ÷ burst, and slow = entry + round.
+        let entry_ns = not_negative("an entry", (short - hops0 * pass_ns - slow / BURST) * BURST / (BURST - 1.0))?;
         Ok(ManagerCosts { entry_ns, pass_ns, round_ns: not_negative("a round", slow - entry_ns)? })
     }
 }
@@ -217,12 +244,10 @@ fn not_negative(what: &str, cost: f64) -> Point {
 
 /// The median of runs that are limited as they have to be, by the median of what is carried.
 fn point(samples: &[Sample], limit: Limit, value: impl Fn(&Sample) -> Point) -> Point {
-    let part = |sample: &Sample| -> Point { Ok(metric(sample, "delivered_pps")? / metric(sample, "offered_pps")?) };
-    let parts: Vec<f64> = samples.iter().map(part).collect::<Result<_, String>>()?;
-    let carried = middle(parts);
-    match (limit, carried >= ALL) {
-        (Limit::Nf, true) => Err("an NF carried all that was read, so it was not always busy".into()),
-        (Limit::Manager, false) => {
+    let carried = middle(samples.iter().map(carried).collect::<Result<_, String>>()?);
+    match limit {
+        Limit::Nf if carried >= ALL => Err("an NF carried all that was read, so it was not always busy".into()),
+        Limit::Manager if carried < MOST => {
             Err(format!("NFs carried {:.0} % of what was read, so the manager was not the limit", carried * 100.0))
         }
         _ => {
@@ -232,16 +257,31 @@ fn point(samples: &[Sample], limit: Limit, value: impl Fn(&Sample) -> Point) -> 
     }
 }
 
+/// The part of the packets that the manager read which NFs carried.
+fn carried(sample: &Sample) -> Point {
+    Ok(metric(sample, "delivered_pps")? / metric(sample, "offered_pps")?)
+}
+
+/// Other processes on the core of an NF that always has packets.
+fn others(samples: &[Sample]) -> Result<OtherCosts, String> {
+    let per_s = point(samples, Limit::Nf, |sample| {
+        sample.get("switches_involuntary_per_s.nf1").copied().ok_or_else(|| "the kernel does not count switches".into())
+    })?;
+    // One that never had to wait has no such time.
+    let has_ns = point(samples, Limit::Nf, |sample| Ok(sample.get("sched_delay_ns.nf1").copied().unwrap_or(0.0)))?;
+    Ok(OtherCosts { per_s, has_ns })
+}
+
 /// A metric that each run has.
 fn metric(sample: &Sample, name: &str) -> Point {
     let value = sample.get(name).copied().filter(|value| value.is_finite() && *value > 0.0);
     value.ok_or_else(|| format!("a run gave no {name}"))
 }
 
-/// Time of the manager for a packet, without that of wakes of `wake_ns` each.
+/// Time of the manager for a packet that it read, without that of wakes of `wake_ns` each.
 fn manager_ns(sample: &Sample, wake_ns: f64) -> Point {
     let wakes: f64 = sample.iter().filter(|(name, _)| name.starts_with("wakes_per_s.")).map(|(_, wakes)| wakes).sum();
-    Ok((1e9 - wakes * wake_ns).max(0.0) / metric(sample, "delivered_pps")?)
+    Ok((1e9 - wakes * wake_ns).max(0.0) / metric(sample, "offered_pps")?)
 }
 
 /// One NF of this cost, at line rate.
@@ -263,19 +303,41 @@ mod tests {
     use crate::bench::lab::tests::lab;
 
     fn runs(hop: [f64; 2], fast: [f64; 2], slow: f64) -> Runs {
-        Runs { hop: hop.map(Ok), fast: fast.map(Ok), slow: Ok(slow) }
+        let others = Ok(OtherCosts { per_s: 200.0, has_ns: 4e4 });
+        Runs { hop: hop.map(Ok), fast: fast.map(Ok), carried: [1.0, 1.0].map(Ok), slow: Ok(slow), others }
     }
 
     #[test]
     fn the_costs_are_those_that_the_runs_were_made_of() {
         // 30 cycles at 2 GHz beside the cost, 40 ns for an entry, 12 for a hop, 200 for a round.
-        let runs = runs([140.0, 265.0], [40.0 + 12.0 + 6.25, 40.0 + 36.0 + 6.25], 240.0);
         let mut costs = MeasuredCosts::default();
-        costs.solve(&runs);
-        let (ManagerCosts { entry_ns, pass_ns, round_ns }, nf) = (costs.manager.unwrap(), costs.nf.unwrap());
-        let all = [(nf.hop_cycles, 30.0), (nf.mhz, 2e3), (entry_ns, 40.0), (pass_ns, 12.0), (round_ns, 200.0)];
-        assert!(all.iter().all(|(got, want)| (got - want).abs() < 1e-6), "{all:?}");
-        assert!(costs.unset.is_empty());
+        costs.solve(&runs([140.0, 265.0], [40.0 + 12.0 + 6.25, 40.0 + 36.0 + 6.25], 240.0));
+        let manager = |of: ManagerCosts| [of.entry_ns - 40.0, of.pass_ns - 12.0, of.round_ns - 200.0];
+        let nf = costs.nf.unwrap();
+        let all = [manager(costs.manager.unwrap()).as_slice(), &[nf.hop_cycles - 30.0, nf.mhz - 2e3]].concat();
+        assert!(all.iter().all(|off_by| off_by.abs() < 1e-6), "{all:?}");
+        assert_eq!((costs.others, costs.unset.len()), (Some(OtherCosts { per_s: 200.0, has_ns: 4e4 }), 0));
+        // The same where the NFs refuse a tenth of what the manager reads.
+        let fast = [40.0 + 0.9 * 12.0 + 6.25, 40.0 + 0.9 * 36.0 + 6.25];
+        let some = Runs { carried: [0.9, 0.9].map(Ok), ..runs([140.0, 265.0], fast, 240.0) };
+        let all = manager(some.manager().unwrap());
+        assert!(all.iter().all(|off_by| off_by.abs() < 1e-6), "{all:?}");
+    }
+
+    #[test]
+    fn what_an_nf_waits_for_on_its_own_core_is_of_others() {
+        let sample = |per_s: Option<f64>, delay_ns: Option<f64>| {
+            let mut sample = Sample::from([("offered_pps".into(), 9e6), ("delivered_pps".into(), 6e6)]);
+            sample.extend(per_s.map(|per_s| ("switches_involuntary_per_s.nf1".to_string(), per_s)));
+            sample.extend(delay_ns.map(|ns| ("sched_delay_ns.nf1".to_string(), ns)));
+            sample
+        };
+        let both = [sample(Some(200.0), Some(3e4)), sample(Some(220.0), Some(9e6)), sample(Some(900.0), Some(4e4))];
+        assert_eq!(others(&both), Ok(OtherCosts { per_s: 220.0, has_ns: 4e4 }));
+        assert_eq!(others(&[sample(Some(0.0), None)]), Ok(OtherCosts { per_s: 0.0, has_ns: 0.0 }), "a host without others");
+        assert_eq!(others(&[sample(None, None)]).unwrap_err(), "the kernel does not count switches");
+        let idle = Sample::from([("offered_pps".into(), 9e6), ("delivered_pps".into(), 9e6)]);
+        assert!(others(&[idle]).unwrap_err().starts_with("an NF carried all"), "its sleeps would count");
     }
 
     #[test]
@@ -304,6 +366,8 @@ mod tests {
         let of = |samples: &[Sample], limit| point(samples, limit, |sample| metric(sample, "nf_ns_per_packet"));
         let full = [sample(9e6, 6e6, 130.0), sample(9e6, 6e6, 190.0), sample(9e6, 6e6, 120.0)];
         assert_eq!(of(&full, Limit::Nf), Ok(130.0));
+        // A few that were refused do not make it another limit.
+        assert_eq!(of(&[sample(9e6, 8.2e6, 60.0)], Limit::Manager), Ok(60.0));
         assert!(of(&full, Limit::Manager).unwrap_err().starts_with("NFs carried 67 % of what was read"));
         // One run that a pause disturbed does not count.
         let carried = [sample(9e6, 9e6, 50.0), sample(9e6, 6e6, 70.0), sample(9e6, 8.9e6, 60.0)];
@@ -314,10 +378,10 @@ mod tests {
 
     #[test]
     fn the_managers_time_is_without_wakes() {
-        let numbers = [("delivered_pps", 1e7), ("wakes_per_s.nf1", 2e4), ("wakes_per_s.nf2", 3e4)];
+        let numbers = [("offered_pps", 1e7), ("wakes_per_s.nf1", 2e4), ("wakes_per_s.nf2", 3e4)];
         let sample = Sample::from(numbers.map(|(name, value)| (name.to_string(), value)));
         assert!((manager_ns(&sample, 4000.0).unwrap() - 80.0).abs() < 1e-9);
-        assert!(manager_ns(&Sample::new(), 1.0).unwrap_err().contains("delivered_pps"));
+        assert!(manager_ns(&Sample::new(), 1.0).unwrap_err().contains("offered_pps"));
     }
 
     #[test]
@@ -326,7 +390,8 @@ mod tests {
         let file = folder.path().join("host.costs");
         let manager = ManagerCosts { entry_ns: 40.5, pass_ns: 12.0, round_ns: 200.0 };
         let host = HostCosts { switch_ns: 1.0, wake_cost_ns: 2.0, wake_idle_ns: 3.0, wake_busy_ns: 4.0, interrupt_ns: 5.0 };
-        let costs = MeasuredCosts { host: Some(host), nf: None, manager: Some(manager), unset: vec!["why".into()] };
+        let others = Some(OtherCosts { per_s: 200.5, has_ns: 4e4 });
+        let costs = MeasuredCosts { host: Some(host), nf: None, manager: Some(manager), others, unset: vec!["why".into()] };
         assert_eq!(MeasuredCosts::kept_or(Some(&file), || costs.clone()), costs);
         assert_eq!(MeasuredCosts::kept_or(Some(&file), MeasuredCosts::default), costs, "not measured again");
         assert_eq!(MeasuredCosts::kept_or(None, MeasuredCosts::default), MeasuredCosts::default());

@@ -6,15 +6,15 @@
 //! itself ([`MeasuredHost`]). Where it is not known what packets take of the manager, the input is
 //! also the total offered rate, which the manager bounds. The results are `simulated_pps` and
 //! `error_percent`, (simulated − measured) / measured. That error includes what the simulator does
-//! not model: caches, other load of the host.
+//! not model: caches, other load of the host beyond that of the measured costs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use sluice_policy::sim::{self, Chain, Cost, Machine, Nf, Scenario, ThreadCosts, Variant};
+use sluice_policy::sim::{self, Chain, Cost, Machine, Nf, Others, Scenario, ThreadCosts, Variant};
 
 use super::host_costs::tick_ns;
-use super::packet_costs::{ManagerCosts, MeasuredCosts, NfCosts};
+use super::packet_costs::{ManagerCosts, MeasuredCosts, NfCosts, OtherCosts};
 use crate::bench::daemon::COST;
 use crate::bench::lab::{Lab, Row};
 use crate::bench::setup::{Service, Setup};
@@ -69,6 +69,9 @@ impl MeasuredHost {
         if let Some(ManagerCosts { entry_ns, pass_ns, round_ns }) = self.costs.manager {
             machine.round_ns = (round_ns as u64).max(1);
             machine.thread = Some(ThreadCosts { entry_ns, pass_ns });
+        }
+        if let Some(OtherCosts { per_s, has_ns }) = self.costs.others.filter(|others| others.per_s > 0.0) {
+            machine.others = Some(Others { every_ns: ((1e9 / per_s) as u64).max(1), has_ns: has_ns as u64 });
         }
     }
 }
@@ -258,8 +261,9 @@ mod tests {
         let costs = HostCosts { switch_ns: 1.0, wake_cost_ns: 2.0, wake_idle_ns: 3.0, wake_busy_ns: 4.0, interrupt_ns: 5.0 };
         let manager = ManagerCosts { entry_ns: 6.0, pass_ns: 7.0, round_ns: 8.0 };
         let nf = NfCosts { hop_cycles: 29.6, mhz: 2399.7 };
-        let costs = MeasuredCosts { host: Some(costs), nf: Some(nf), manager: Some(manager), unset: Vec::new() };
-        let host = MeasuredHost { hz: None, slice_ns: Some(9), tick_ns: Some(10), costs };
+        let others = Some(OtherCosts { per_s: 200.0, has_ns: 11.0 });
+        let costs = MeasuredCosts { host: Some(costs), nf: Some(nf), manager: Some(manager), others, unset: Vec::new() };
+        let mut host = MeasuredHost { hz: None, slice_ns: Some(9), tick_ns: Some(10), costs };
         let mut machine = Machine::default();
         host.apply(&mut machine);
         let wanted = Machine {
@@ -274,9 +278,14 @@ mod tests {
             round_ns: 8,
             slice_ns: 9,
             tick_ns: 10,
+            others: Some(Others { every_ns: 5_000_000, has_ns: 11 }),
             ..Machine::default()
         };
         assert_eq!(machine, wanted);
+        host.costs.others = Some(OtherCosts { per_s: 0.0, has_ns: 0.0 });
+        let mut machine = Machine::default();
+        host.apply(&mut machine);
+        assert_eq!(machine, Machine { others: None, ..wanted });
         let mut machine = Machine::default();
         MeasuredHost::default().apply(&mut machine);
         assert_eq!(machine, Machine::default());
