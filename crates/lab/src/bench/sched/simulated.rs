@@ -24,8 +24,9 @@ pub const SIMULATED: Column = Column::new("simulated_pps", "simulated Mpps", 1e6
 /// Error of the simulation.
 pub const ERROR: Column = Column::new("error_percent", "error %", 1.0, 1);
 
-/// Simulated time that is counted, in nanoseconds: enough for a thousand rounds of every policy.
-const MEASURED_NS: u64 = 300_000_000;
+/// Simulated time that is counted, in nanoseconds: enough for a thousand rounds of every policy,
+/// and for some hundred other processes, so that it matters little when each of them comes.
+const MEASURED_NS: u64 = 1_000_000_000;
 
 /// What was measured of a host. What is not known is as in the simulator.
 #[derive(Debug, Clone, Default)]
