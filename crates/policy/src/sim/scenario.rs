@@ -43,7 +43,7 @@ pub struct Machine {
 /// a fair class that runs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Others {
-    /// Mean time from one to the next, in nanoseconds.
+    /// Mean time from the end of one to the next, in nanoseconds.
     pub every_ns: u64,
     /// How long one has the core, with the switches, in nanoseconds.
     pub has_ns: u64,

@@ -72,7 +72,7 @@ impl MeasuredHost {
             machine.thread = Some(ThreadCosts { entry_ns, pass_ns });
         }
         if let Some(OtherCosts { per_s, has_ns }) = self.costs.others.filter(|others| others.per_s > 0.0) {
-            machine.others = Some(Others { every_ns: ((1e9 / per_s) as u64).max(1), has_ns: has_ns as u64 });
+            machine.others = Some(Others { every_ns: ((1e9 / per_s - has_ns) as u64).max(1), has_ns: has_ns as u64 });
         }
     }
 }
@@ -279,7 +279,7 @@ mod tests {
             round_ns: 8,
             slice_ns: 9,
             tick_ns: 10,
-            others: Some(Others { every_ns: 5_000_000, has_ns: 11 }),
+            others: Some(Others { every_ns: 4_999_989, has_ns: 11 }),
             ..Machine::default()
         };
         assert_eq!(machine, wanted);
