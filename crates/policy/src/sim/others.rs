@@ -6,7 +6,7 @@
 //!
 //! # Limits
 //! All come at any time, independently of NFs and ticks, with pauses up to twice the mean and for
-//! the same time each. They come at once, also where the kernel would let an NF end its slice first.
+//! the same time each. They come at once, also where the kernel would let an NF end its slice.
 
 use super::process::draw;
 use super::scenario::{Class, Others, Scenario};

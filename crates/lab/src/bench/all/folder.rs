@@ -139,9 +139,9 @@ impl Folder {
     pub fn is_done(&self, experiment: &str, settings: &RunSettings, measuring: &Measuring) -> bool {
         self.words(experiment).is_some_and(|words| words == settings.words().join(" "))
             && self.line(experiment, 1).is_some_and(|build| build == format!("build {:016x}", measuring.build))
-            && self.result(experiment).is_some_and(|report| {
-                measuring.is_same_host(&report.host) && !report.left_out.iter().any(LeftOut::has_failed)
-            })
+            && self
+                .result(experiment)
+                .is_some_and(|report| measuring.is_same_host(&report.host) && !report.left_out.iter().any(LeftOut::has_failed))
     }
 }
 

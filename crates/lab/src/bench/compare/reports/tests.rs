@@ -35,17 +35,8 @@ struct Drawn {
     build: fn(usize, usize) -> f64,
 }
 
-const QUIET: Drawn = Drawn {
-    variants: 20,
-    modes: 1,
-    runs: 3,
-    spread: 0.02,
-    between: 0.01,
-    apart: 0.0,
-    drift: 0.0,
-    faster: 1.0,
-    build: |_, _| 1.0,
-};
+const QUIET: Drawn =
+    Drawn { variants: 20, modes: 1, runs: 3, spread: 0.02, between: 0.01, apart: 0.0, drift: 0.0, faster: 1.0, build: |_, _| 1.0 };
 /// The same with five variants of each mode.
 const OF_MODES: Drawn = Drawn { modes: 4, apart: 0.01, ..QUIET };
 /// Five variants of one mode have half the rate.
