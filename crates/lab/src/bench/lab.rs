@@ -36,6 +36,8 @@ use sluice_api::model::NfState;
 const WARM_UP: f64 = 0.3;
 /// Shortest and longest warm-up, in seconds: shares follow load after a few tenths of a second.
 const WARM_UP_LIMITS: (f64, f64) = (0.4, 1.0);
+/// Why a variant with DPDK devices is left out.
+const NO_DPDK: &str = "this sluiced was built without DPDK; build it with `--features dpdk` (Debian: libdpdk-dev)";
 /// Metrics of what came through. A run has served nothing if all of these that it has are 0.
 const SERVED: [&str; 4] = ["delivered_pps", "delivered_count", "requests_per_s", "tcp_bps"];
 
@@ -248,10 +250,14 @@ impl Lab {
     /// Starts a daemon, and prints each warning once.
     ///
     /// # Errors
-    /// It does not start. If the host does not allow real-time scheduling, the variant is left out.
+    /// It does not start. If the host does not allow real-time scheduling, or the daemon has no DPDK
+    /// for a device, the variant is left out.
     pub fn start(&self, setup: &Setup) -> Result<Daemon, Miss> {
         let daemon = Daemon::start(&self.programs, setup).map_err(|error| {
             let words = format!("{error:#}");
+            if words.contains("--features dpdk") {
+                return Miss::LeaveOut(NO_DPDK.into());
+            }
             let of_class = matches!(setup.sched, Some(sched) if matches!(sched.class, crate::bench::setup::Class::Rr(_)));
             let refused = ["SCHED_RR", "real-time", "rt_runtime", "rr_slice"].iter().any(|word| words.contains(word));
             if of_class && refused { Miss::LeaveOut(words) } else { Miss::Failed(error) }

@@ -202,7 +202,7 @@ fn setup(lab: &Lab, mode: Mode, class: Class, flows: Flows, devargs: [String; 2]
 fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let setup = setup(lab, mode, class, flows, [wires.inside_devargs(), wires.outside_devargs()]);
-    let daemon = start(lab, &setup)?;
+    let daemon = lab.start(&setup)?;
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
     let mut tcp = None;
@@ -224,16 +224,6 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
         out.extend([("tcp_bps".into(), bps), ("tcp_starved".into(), starved)]);
     }
     Ok(out)
-}
-
-/// Starts a daemon; without DPDK, the variant is left out.
-fn start(lab: &Lab, setup: &Setup) -> Result<Daemon, Miss> {
-    lab.start(setup).map_err(|missed| match missed {
-        Miss::Failed(error) if format!("{error:#}").contains("--features dpdk") => {
-            Miss::LeaveOut("this sluiced was built without DPDK; build it with `--features dpdk` (Debian: libdpdk-dev)".into())
-        }
-        other => other,
-    })
 }
 
 /// Cores of the ends of a TCP flow: any but that of the NFs, and that of the third alone.
@@ -264,7 +254,7 @@ fn course(lab: &Lab, mode: Mode, third: Option<usize>) -> Result<Vec<Point>, Mis
         setup.services[2].core = third.unwrap_or(setup.services[2].core);
         setup
     });
-    let daemon = start(lab, &calm)?;
+    let daemon = lab.start(&calm)?;
     lab.warm_up()?;
     let (programs, cores) = (&lab.programs, ends(lab, third));
     let second = Duration::from_secs_f64(lab.args.seconds * SECOND);
