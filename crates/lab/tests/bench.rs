@@ -15,7 +15,7 @@ use skip::skip;
 /// Experiments that run at the same time.
 const AT_A_TIME: usize = 3;
 /// Variants of another kind than the first of their experiment, by parts of their names.
-const OTHER_KINDS: [(&str, &str); 25] = [
+const OTHER_KINDS: [(&str, &str); 26] = [
     ("forward", "inline/needed"),
     ("forward", "flows/steady"),
     ("forward", "start/forked"),
@@ -29,6 +29,7 @@ const OTHER_KINDS: [(&str, &str); 25] = [
     ("pool-scale", "poll"),
     ("pool-scale", "chain"),
     ("cpu-usage", "poll"),
+    ("ports", "null"),
     ("nf-sockets", "sluice"),
     ("flow-setup", "pool"),
     ("flow-churn", "strict"),

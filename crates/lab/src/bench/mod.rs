@@ -84,6 +84,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,
     pools::cpu_usage::EXPERIMENT,
+    pools::ports::EXPERIMENT,
     pools::sockets::EXPERIMENT,
     pools::flow_setup::EXPERIMENT,
     pools::churn::EXPERIMENT,

@@ -18,6 +18,7 @@
 pub mod churn;
 pub mod cpu_usage;
 pub mod flow_setup;
+pub mod ports;
 pub mod scale;
 pub mod soak;
 pub mod sockets;
