@@ -86,6 +86,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     pools::cpu_usage::EXPERIMENT,
     pools::ports::EXPERIMENT,
     pools::sockets::EXPERIMENT,
+    pools::containers::EXPERIMENT,
     pools::flow_setup::EXPERIMENT,
     pools::churn::EXPERIMENT,
     pools::soak::EXPERIMENT,

@@ -80,6 +80,17 @@ pub struct Service {
     pub zygote: bool,
     /// Its pool, if each flow has its own instance.
     pub pool: Option<Pool>,
+    /// What its instances are made of, if they run in containers.
+    pub containers: Option<Containers>,
+}
+
+/// OCI containers of one program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Containers {
+    /// Root directory, with the program.
+    pub root: PathBuf,
+    /// The runtime that starts them.
+    pub runtime: PathBuf,
 }
 
 /// A pool with an instance per flow.
@@ -136,6 +147,7 @@ impl Default for Service {
             ring: 1024,
             zygote: false,
             pool: None,
+            containers: None,
         }
     }
 }
@@ -341,10 +353,16 @@ impl Service {
             None => format!("instances = {}\nring = {}\n", self.instances, self.ring),
             Some(_) => "per = \"flow\"\n".into(),
         };
+        let contained = self.containers.as_ref().map(|Containers { root, runtime }| {
+            let [root, runtime] = [root, runtime].map(|path| quoted(&path.display().to_string()));
+            format!("container = {{ root = {root}, runtime = {runtime} }}\n")
+        });
+        let contained = contained.unwrap_or_default();
         let cores = [&[self.core][..], &self.more_cores].concat();
         let _ = writeln!(
             out,
-            "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = {cores:?}\nmode = \"{mode}\"\n{number}{zygote}{storage}{tenant}{trusted}",
+            "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = {cores:?}\nmode = \"{mode}\"\n\
+             {number}{zygote}{storage}{tenant}{trusted}{contained}",
             quoted(&self.name),
             quoted(&self.exec),
             list(&self.args),
@@ -390,6 +408,7 @@ mod tests {
                 ring: 64,
                 zygote: false,
                 pool: None,
+                containers: None,
             }],
             chains: vec![
                 Chain { services: vec!["b1".into()], on_failure: "drop", ..Chain::default() },

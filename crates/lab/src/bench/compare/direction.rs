@@ -47,10 +47,12 @@ const MORE: [&str; 15] = [
     "promises_kept",
 ];
 /// Starts of metrics of which less is better.
-const LESS: [&str; 26] = [
+const LESS: [&str; 29] = [
     "latency_",
     "setup_ns",
     "start_",
+    "ready_s",
+    "restart_ms",
     "wasted_",
     "drop_pps",
     "none_idle_pps",
@@ -70,6 +72,7 @@ const LESS: [&str; 26] = [
     "left_",
     "findings_",
     "private_kib",
+    "runtime_kib",
     "memory_",
     "round_ns",
     "nf_ns_per_packet",

@@ -16,6 +16,7 @@
 //! 2016, section 6. Each module names its figure.
 
 pub mod churn;
+pub mod containers;
 pub mod cpu_usage;
 pub mod flow_setup;
 pub mod ports;

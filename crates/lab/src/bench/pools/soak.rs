@@ -147,7 +147,8 @@ fn wait_for_calm(daemon: &Daemon, members: u32) -> anyhow::Result<()> {
     })
 }
 
-fn kill(pid: u32) -> anyhow::Result<bool> {
+/// Kills a process; false if it had ended.
+pub fn kill(pid: u32) -> anyhow::Result<bool> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("the daemon names no process")?;
     // It may have been killed already, without the daemon's knowledge.
     let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return Ok(false) };
