@@ -120,7 +120,7 @@ pub struct Figure {
     pub name: String,
     pub claim: String,
     pub experiment: Option<String>,
-    /// Why no experiment measures it.
+    /// Why no experiment measures it, or why a host may have nothing of what it shows.
     pub missing: Option<String>,
     /// How ours is set up otherwise.
     pub differs: Option<String>,
@@ -375,6 +375,15 @@ fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
 }
 
 impl Figure {
+    /// Why a result has nothing of what it shows, where that may be so: as the result says, if it
+    /// does.
+    pub fn lacking(&self, report: &Report) -> Option<String> {
+        let has_any = |variant: &Variant| self.shows.iter().any(|name| !variant.medians(name).is_empty());
+        let why = self.missing.as_ref().filter(|_| !report.variants.iter().any(has_any))?;
+        let said = report.left_out.iter().find(|left| self.shows.contains(&left.name));
+        Some(said.map_or(why, |left| &left.why).clone())
+    }
+
     /// How many of the checks were measured, where that is some and not all.
     pub fn coverage(checked: &[Checked]) -> Option<String> {
         let measured = checked.iter().filter(|one| one.verdict != ClaimVerdict::Unknown).count();
@@ -613,7 +622,9 @@ pub mod tests {
         let experiments: Vec<&str> = crate::bench::measuring().map(|experiment| experiment.name).collect();
         for figure in &known.figures {
             let at = format!("{} {}", figure.paper.title(), figure.name);
-            assert_eq!(figure.experiment.is_none(), figure.missing.is_some(), "{at}: an experiment, or why there is none");
+            let may_lack = figure.missing.is_some() && figure.checks.is_empty() && !figure.shows.is_empty();
+            let fits = may_lack || figure.experiment.is_none() == figure.missing.is_some();
+            assert!(fits, "{at}: an experiment, or why there is none; what only shows metrics may lack them");
             assert!(figure.experiment.iter().all(|name| experiments.contains(&name.as_str())), "{at}");
             assert!(figure.experiment.is_some() || figure.shows.is_empty(), "{at}");
             assert_ne!(figure.paper, Paper::Platform, "{at}: the platform's experiments need no claim");

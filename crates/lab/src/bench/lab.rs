@@ -213,9 +213,13 @@ impl Lab {
         self.host.borrow().tsc_hz
     }
 
-    /// Has the result say that something beside its cases is left out.
+    /// Has the result say, once, that something beside its cases is left out.
     pub fn leave_out(&self, name: &str, why: &str) {
-        self.left_out.borrow_mut().push(LeftOut { name: name.into(), params: Params::new(), why: why.into() });
+        let left = LeftOut { name: name.into(), params: Params::new(), why: why.into() };
+        let mut left_out = self.left_out.borrow_mut();
+        if !left_out.contains(&left) {
+            left_out.push(left);
+        }
     }
 
     /// Lets a daemon warm up.
@@ -277,13 +281,19 @@ impl Lab {
 
     /// The same for some seconds.
     pub fn flow_for(&self, setup: &Setup, seconds: f64) -> Result<Sample, Miss> {
+        let (sample, ()) = self.flow_while(setup, |_| self.programs.pause(Duration::from_secs_f64(seconds)))?;
+        Ok(sample)
+    }
+
+    /// The same while `act` runs, which gets the first reading; returns its result, too.
+    pub fn flow_while<T>(&self, setup: &Setup, act: impl FnOnce(&Reading) -> anyhow::Result<T>) -> Result<(Sample, T), Miss> {
         let daemon = self.start(setup)?;
         self.warm_up()?;
         let before = self.read(&daemon)?;
-        self.programs.pause(Duration::from_secs_f64(seconds))?;
+        let result = act(&before)?;
         let after = self.read(&daemon)?;
         daemon.stop()?;
-        Ok(sample(setup, &before, &after))
+        Ok((sample(setup, &before, &after), result))
     }
 
     /// The cases of a plan that are asked for.
@@ -549,7 +559,7 @@ pub mod tests {
         let mut plan = Trials::new("test", derive, Vec::new());
         plan.cases = vec![counted("a", 1.0), counted("b", 3.0)];
         let lab = lab(3);
-        lab.leave_out("simulator", "no wakes");
+        (0..2).for_each(|_| lab.leave_out("simulator", "no wakes"));
         let (report, failed) = lab.conduct(&plan).unwrap();
         assert_eq!(report.left_out.iter().map(|left| left.why.as_str()).collect::<Vec<_>>(), ["no wakes"]);
         assert_eq!((order.borrow().as_str(), failed), ("ababab", 0));

@@ -7,6 +7,7 @@
 mod all;
 pub mod chaos;
 mod compare;
+mod counters;
 pub mod curves;
 mod daemon;
 mod density;

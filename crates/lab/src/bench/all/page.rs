@@ -56,12 +56,13 @@ struct Compared<'a> {
 
 impl<'a> Compared<'a> {
     fn of(figure: &'a Figure, known: &Known, folder: &Folder) -> Self {
-        let report = figure.experiment.as_ref().and_then(|name| folder.result(name));
-        let missing = match (&report, &figure.experiment) {
-            (Some(_), _) => None,
+        let result = figure.experiment.as_ref().and_then(|name| folder.result(name));
+        let missing = match (&result, &figure.experiment) {
+            (Some(report), _) => figure.lacking(report),
             (None, None) => figure.missing.clone(),
             (None, Some(name)) => Some(not_run(known, name)),
         };
+        let report = result.filter(|_| missing.is_none());
         let against = |check: &'a Check| match &report {
             Some(report) => check.against(report),
             None => check.unmeasured("the experiment has no result here"),
@@ -624,6 +625,34 @@ mod tests {
         };
         assert_eq!(words(report("chain", &[])), "ResQ (NSDI 2018): 1 not measured");
         assert_eq!(words(report("chain", &[("poll", &[1.0])])), "ResQ (NSDI 2018): 1 drawn only");
+    }
+
+    #[test]
+    fn a_host_that_lacks_what_a_figure_shows_has_not_measured_it() {
+        let known: Known = toml::from_str(
+            "figure = [{ paper = \"nfvnice\", name = \"Section 4\", claim = \"Caches.\", experiment = \"chain\", \
+             shows = [\"instructions_per_cycle\"], missing = \"hosts may have no counters\" }]\n\
+             run = [{ experiment = \"chain\", slow = \"it takes a day\" }]",
+        )
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder(dir.path().into());
+        let text = |result: &Report| {
+            result.write(&folder.file("chain", "json")).unwrap();
+            let [_, text, _] = texts(&known, &folder, WORDS);
+            text
+        };
+        let mut chain = report("chain", &[("poll", &[1.0])]);
+        let without = text(&chain);
+        let wanted = "### Section 4: not measured\n\nCaches.\n\nNot measured: hosts may have no counters.\n";
+        assert!(without.contains(wanted), "{without}");
+        assert!(!without.contains("sluice bench chain"), "{without}");
+        let (name, params) = ("instructions_per_cycle".to_string(), Default::default());
+        chain.left_out.push(crate::bench::report::LeftOut { name, params, why: "it needs root".into() });
+        assert!(text(&chain).contains("\n\nNot measured: it needs root.\n"), "{}", text(&chain));
+        chain.variants[0].add("instructions_per_cycle", 1.5);
+        let with = text(&chain);
+        assert!(with.contains("### Section 4: drawn only") && with.contains("| poll nfs 3 | 1.50 |"), "{with}");
     }
 
     #[test]

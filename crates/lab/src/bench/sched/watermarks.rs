@@ -10,14 +10,20 @@
 //! The second table has chains of two to six NFs and of other costs, each with a margin between low
 //! and high watermark of 1, 20 and 40 percent, and with an ideal of its own.
 //!
+//! Where the processor's counters can be read, each run has the NFs' instructions a cycle, too
+//! ([`counters`](crate::bench::counters)).
+//!
 //! # Source
 //! NFVnice, section 4.3.8 (the tuning of high and low watermark).
+
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::{
     COST, COSTS, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides,
 };
+use crate::bench::counters::{METRIC, NfEvents};
 use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::{Params, Variant};
@@ -87,6 +93,7 @@ const GROUP: Group = Group {
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
         Column::new("switches_voluntary_per_s.nf3", "switches/s of NF 3", 1.0, 0),
+        Column::new(METRIC, "instructions/cycle", 1.0, 2),
     ],
     plotted: 2,
     form: Form::Bars,
@@ -163,10 +170,26 @@ fn of_middle(variant: &Variant) -> bool {
     variant.params.get("costs").is_some_and(|costs| costs == MIDDLE_COSTS)
 }
 
+/// A case whose NFs' instructions and cycles are counted.
+fn counted(name: &str, params: Params, setup: Setup) -> Case {
+    Case::one(name, params, move |lab| {
+        let (mut sample, ratios) = lab.flow_while(&setup, |before| {
+            let events = NfEvents::open(&before.stats.nfs);
+            lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
+            Ok(events.and_then(|events| events.per_cycle()))
+        })?;
+        match ratios {
+            Ok(ratios) => sample.extend(ratios),
+            Err(why) => lab.leave_out(METRIC, &why.to_string()),
+        }
+        Ok(sample)
+    })
+}
+
 fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![(GROUP, of_middle), (OTHERS, |v| !of_middle(v))];
     let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
-    let case = |point: &Point, mode: Mode| Case::flow(&name_of(mode, Class::Other), point.params(), point.setup(lab, mode));
+    let case = |point: &Point, mode: Mode| counted(&name_of(mode, Class::Other), point.params(), point.setup(lab, mode));
     plan.cases.push(case(&MIDDLE, Mode::Ideal));
     plan.cases.extend(CHAINS.map(|costs| case(&Point { costs, ..MIDDLE }, Mode::Ideal)));
     plan.cases.extend(of_parts().map(|point| case(&point, Mode::Nfvnice)));
