@@ -254,8 +254,8 @@ impl Lab {
     /// Starts a daemon, and prints each warning once.
     ///
     /// # Errors
-    /// It does not start. If the host does not allow real-time scheduling, or the daemon has no DPDK
-    /// for a device, the variant is left out.
+    /// It does not start. If the host does not allow real-time scheduling, or the daemon has no
+    /// DPDK for a device, the variant is left out.
     pub fn start(&self, setup: &Setup) -> Result<Daemon, Miss> {
         let daemon = Daemon::start(&self.programs, setup).map_err(|error| {
             let words = format!("{error:#}");

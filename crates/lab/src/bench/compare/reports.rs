@@ -43,7 +43,8 @@
 //!
 //! # Limits
 //! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0. A
-//!   rate that is 0 now is worse, whatever the noise.
+//!   rate that is 0 now is worse, whatever the noise, if both have several runs of its variant: one
+//!   NF, or one second of a course, may have nothing in a single run by chance.
 //! - Of an experiment, a change of less than half of the variants shows if these are a group of
 //!   [`FEWEST_OF_GROUP`] or more; else only by single ones, which hide each other. Compare results
 //!   of that experiment, with more repeats.
@@ -212,7 +213,8 @@ fn metrics(before: &Report, after: &Report) -> Vec<Compared> {
     directed.collect()
 }
 
-/// Rates that were not 0 and are now, and variants that are not there any more.
+/// Rates that were not 0 in several runs and are in several now, and variants that are not there
+/// any more. A variant whose run has served nothing is not there.
 fn gone(before: &Report, after: &Report) -> Vec<String> {
     let mut gone = Vec::new();
     for was in &before.variants {
@@ -223,8 +225,8 @@ fn gone(before: &Report, after: &Report) -> Vec<String> {
             continue;
         };
         for (metric, value) in &was.metrics {
-            let is_zero = is.metrics.get(metric).is_some_and(|now| now.max == 0.0);
-            if is_zero && value.min > 0.0 && better(metric) == Some(Better::More) {
+            let is_zero = is.metrics.get(metric).is_some_and(|now| now.max == 0.0 && now.samples.len() > 1);
+            if is_zero && value.min > 0.0 && value.samples.len() > 1 && better(metric) == Some(Better::More) {
                 gone.push(format!("{what}  {metric}: it was {:.4e} and is 0", value.median));
             }
         }

@@ -339,9 +339,8 @@ mod tests {
 
     #[test]
     fn more_ports_are_compared_with_one_of_the_same_kind() {
-        let row = |name: &str, ports: u32, pps: f64| {
-            Row::new(name, &number_of(ports), Sample::from([("delivered_pps".into(), pps)]))
-        };
+        let row =
+            |name: &str, ports: u32, pps: f64| Row::new(name, &number_of(ports), Sample::from([("delivered_pps".into(), pps)]));
         let mut rows = [row("gen/one", 1, 10.0), row("gen/one", 2, 9.0), row("gen/each", 2, 20.0), row("null/one", 2, 5.0)];
         assert!(of_one_port(&mut rows).is_empty());
         assert_eq!(rows.map(|row| row.get("of_one_port")), [Some(1.0), Some(0.9), Some(2.0), None]);

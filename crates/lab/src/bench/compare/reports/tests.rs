@@ -268,7 +268,10 @@ fn folders_are_compared_by_experiment() {
         let mut result = report(experiment, &[]);
         for nfs in 1..=8 {
             let mut one = Variant::new("sluice", Params::from([("nfs".into(), json!(nfs))]));
-            one.add("delivered_pps", factor * f64::from(nfs));
+            // The last two have one run, the others two.
+            for _ in 0..if nfs < 7 { 2 } else { 1 } {
+                one.add("delivered_pps", factor * f64::from(nfs));
+            }
             result.variants.push(one);
         }
         result
@@ -287,9 +290,11 @@ fn folders_are_compared_by_experiment() {
     assert!(ended.is_ok() && said.contains("0 groups and 0 single variants tested: 0 worse, 1 better"), "{said}");
     assert!(compare(&before, &empty).0.unwrap_err().contains("has no result"));
 
-    // A rate that is 0, and a variant that is missing, are no noise.
+    // A rate that is 0 in several runs, and a variant that is missing, are no noise.
     let mut stalled = rates("chain", 1.0);
-    stalled.variants[3].metrics.insert("delivered_pps".into(), Summary::of(vec![0.0]));
+    for (variant, runs) in [(3, 2), (4, 1), (6, 1)] {
+        stalled.variants[variant].metrics.insert("delivered_pps".into(), Summary::of(vec![0.0; runs]));
+    }
     stalled.variants.pop();
     let (ended, said) = compare(&before, &folder("stalled", &[stalled]));
     assert_eq!(ended.unwrap_err(), "2 rates or variants are gone", "{said}");
