@@ -92,6 +92,11 @@ pub fn better(metric: &str) -> Option<Better> {
     }
 }
 
+/// Whether it is a ratio to what another variant had, as the ideal.
+pub fn has_shared_base(metric: &str) -> bool {
+    metric.starts_with("of_")
+}
+
 /// How a metric changes with the speed of the host, by its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follows {

@@ -43,8 +43,11 @@
 //!
 //! # Limits
 //! - Metrics of fewer than [`FEWEST_VARIANTS`] are not tested, and neither is one that was 0. A
-//!   rate that is 0 now is worse, whatever the noise, if both have several runs of its variant: one
-//!   NF, or one second of a course, may have nothing in a single run by chance.
+//!   rate that is 0 now is worse, whatever the noise, if it is so in half of the variants of a
+//!   name, in several runs: one NF, or one second of a course, may have nothing by chance. So is
+//!   a variant that is missing, as it is where a run has served nothing.
+//! - A ratio to another variant (`of_…`) is not tested of a whole experiment: all have one base,
+//!   which may be a single run. The rates that it was made of are.
 //! - Of an experiment, a change of less than half of the variants shows if these are a group of
 //!   [`FEWEST_OF_GROUP`] or more; else only by single ones, which hide each other. Compare results
 //!   of that experiment, with more repeats.
@@ -66,7 +69,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use super::direction::{Better, Follows, SIGNIFICANT, better};
+use super::direction::{Better, Follows, SIGNIFICANT, better, has_shared_base};
 use super::host::{HostChange, SPEEDS};
 use super::noise::{error_of_median, middle, of_any, p_of_t, spread};
 use crate::bench::fair::mean;
@@ -213,10 +216,19 @@ fn metrics(before: &Report, after: &Report) -> Vec<Compared> {
     directed.collect()
 }
 
-/// Rates that were not 0 in several runs and are in several now, and variants that are not there
-/// any more. A variant whose run has served nothing is not there.
+/// Whether each of several runs gave something, or each gave nothing; none where they differ, or
+/// where there is one run.
+fn is_served(runs: &Summary) -> Option<bool> {
+    let served = runs.samples.iter().filter(|rate| **rate > 0.0).count();
+    (runs.samples.len() > 1 && (served == 0 || served == runs.samples.len())).then_some(served > 0)
+}
+
+/// Variants that are not there any more, and rates that are 0 now in half of the variants of a name
+/// that had them, or more.
 fn gone(before: &Report, after: &Report) -> Vec<String> {
     let mut gone = Vec::new();
+    // By name and metric: the number of variants that had the rate, and those that lost it.
+    let mut rates: BTreeMap<(&str, &str), (usize, Vec<String>)> = BTreeMap::new();
     for was in &before.variants {
         let keys: Vec<&str> = was.params.keys().map(String::as_str).collect();
         let what = format!("{}, {}", before.experiment, was.label(&keys));
@@ -224,13 +236,16 @@ fn gone(before: &Report, after: &Report) -> Vec<String> {
             gone.push(format!("{what}: it is not there any more"));
             continue;
         };
-        for (metric, value) in &was.metrics {
-            let is_zero = is.metrics.get(metric).is_some_and(|now| now.max == 0.0 && now.samples.len() > 1);
-            if is_zero && value.min > 0.0 && value.samples.len() > 1 && better(metric) == Some(Better::More) {
-                gone.push(format!("{what}  {metric}: it was {:.4e} and is 0", value.median));
+        let had = was.metrics.iter().filter(|(metric, runs)| better(metric) == Some(Better::More) && is_served(runs) == Some(true));
+        for (metric, value) in had {
+            let (had, lost) = rates.entry((&was.name, metric)).or_default();
+            *had += 1;
+            if is.metrics.get(metric).and_then(is_served) == Some(false) {
+                lost.push(format!("{what}  {metric}: it was {:.4e} and is 0", value.median));
             }
         }
     }
+    gone.extend(rates.into_values().filter(|(had, lost)| 2 * lost.len() >= *had).flat_map(|(_, lost)| lost));
     gone
 }
 
@@ -467,7 +482,8 @@ fn tests_of_experiments(all: &[Compared]) -> Vec<Tested> {
         let some: Vec<&Compared> = enough.iter().copied().filter(|one| one.name() == name).collect();
         let same = Scatter::of_changes(some.iter().copied());
         tests.extend(same.and_then(|same| together(&some, same)));
-        tests.extend(some.into_iter().map(|one| experiment(one, same, any)));
+        let tested = some.into_iter().filter(|one| !has_shared_base(&one.metric));
+        tests.extend(tested.map(|one| experiment(one, same, any)));
     }
     tests
 }

@@ -290,16 +290,32 @@ fn folders_are_compared_by_experiment() {
     assert!(ended.is_ok() && said.contains("0 groups and 0 single variants tested: 0 worse, 1 better"), "{said}");
     assert!(compare(&before, &empty).0.unwrap_err().contains("has no result"));
 
-    // A rate that is 0 in several runs, and a variant that is missing, are no noise.
-    let mut stalled = rates("chain", 1.0);
-    for (variant, runs) in [(3, 2), (4, 1), (6, 1)] {
-        stalled.variants[variant].metrics.insert("delivered_pps".into(), Summary::of(vec![0.0; runs]));
-    }
-    stalled.variants.pop();
-    let (ended, said) = compare(&before, &folder("stalled", &[stalled]));
-    assert_eq!(ended.unwrap_err(), "2 rates or variants are gone", "{said}");
-    assert!(said.contains("Worse\n  chain, sluice nfs 3  delivered_pps: it was 3.0000e0 and is 0\n"), "{said}");
-    assert!(said.contains("  chain, sluice nfs 8: it is not there any more\n"), "{said}");
+    // All ratios have one base, so that they change together says nothing.
+    let with_ratios = |factor: f64| {
+        let mut result = rates("chain", 1.0);
+        result.variants.iter_mut().for_each(|variant| variant.add("of_ideal", factor));
+        result
+    };
+    let (was, is) = (folder("ratios", &[with_ratios(1.0)]), folder("lower", &[with_ratios(0.5)]));
+    let (ended, said) = compare(&was, &is);
+    assert!(ended.is_ok() && said.contains("1 metrics, 0 groups and 0 single variants tested: 0 worse"), "{said}");
+
+    // A rate that is 0 in several runs of half of the variants, and a variant that is missing, are
+    // no noise.
+    let stalled = |runs: &[usize]| {
+        let mut stalled = rates("chain", 1.0);
+        for (variant, runs) in stalled.variants.iter_mut().zip(runs) {
+            variant.metrics.insert("delivered_pps".into(), Summary::of(vec![0.0; *runs]));
+        }
+        stalled.variants.pop();
+        compare(&before, &folder("stalled", &[stalled]))
+    };
+    let (ended, said) = stalled(&[2, 2, 1, 1]);
+    assert_eq!(ended.unwrap_err(), "1 rates or variants are gone", "{said}");
+    assert!(said.contains("Worse\n  chain, sluice nfs 8: it is not there any more\n"), "{said}");
+    let (ended, said) = stalled(&[2, 2, 2, 1]);
+    assert_eq!(ended.unwrap_err(), "4 rates or variants are gone", "{said}");
+    assert!(said.contains("  chain, sluice nfs 3  delivered_pps: it was 3.0000e0 and is 0\n"), "{said}");
 
     let [was, is] = Drawn { build: |experiment, _| if experiment == 5 { 0.9 } else { 1.0 }, ..QUIET }.reports(1);
     let (was, is) = (folder("was", &was), folder("is", &is));
