@@ -27,7 +27,7 @@ mod wakeup;
 mod web;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
-pub use ports::taken_capture;
+pub use ports::{cleaned, taken_capture};
 
 /// Most services in a chain: the hop index of a packet is one byte.
 pub const MAX_HOPS: usize = 255;

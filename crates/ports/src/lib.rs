@@ -29,6 +29,7 @@ pub mod stamp;
 mod watch;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
@@ -42,6 +43,7 @@ use origin::Origins;
 use pcap::Begins;
 use sluice_api::config::{self as model, AfPacket, AfXdp, Config, Port, PortKind, Via};
 use sluice_config::problem::{At, Problem};
+use sluice_config::validate::cleaned;
 use sluice_dataplane::frame::FramePool;
 use sluice_dataplane::port::{Devices, Fault, Kinds, OpenPort, WireEnd, WireOptions};
 
@@ -104,7 +106,10 @@ impl Kinds for All {
     fn share(&self, former: &Port, next: &Port) -> bool {
         match (&former.kind, &next.kind) {
             // A file is read when it is opened, and written to when the port is in use.
-            (PortKind::Pcap(former), PortKind::Pcap(next)) => next.read.is_some() && next.read == former.write,
+            (PortKind::Pcap(former), PortKind::Pcap(next)) => {
+                let file = |path: &Option<PathBuf>| path.as_deref().map(cleaned);
+                next.read.is_some() && file(&next.read) == file(&former.write)
+            }
             // Any number of sockets may read an interface.
             (PortKind::Dpdk(former), PortKind::Dpdk(next)) => match (dpdk::name(former), dpdk::name(next)) {
                 (Some(former), Some(next)) => sluice_dpdk::is_same_device(former, next),
@@ -284,6 +289,7 @@ mod tests {
         let share = |a: &Port, b: &Port| All::default().share(a, b);
         let (writes, reads) = (pcap("write = \"/a\""), pcap("read = \"/a\""));
         assert!(share(&writes, &reads), "what is written is read at the end");
+        assert!(share(&writes, &pcap("read = \"/b/.././a\"")), "by another name, too");
         assert!(!share(&reads, &reads), "any number may read a file");
         assert!(!share(&writes, &writes) && !share(&reads, &writes), "the file is begun when the former port is closed");
         assert!(!share(&writes, &pcap("write = \"/b\"")) && !share(&writes, &port("kind = \"sink\"")));

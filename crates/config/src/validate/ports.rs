@@ -227,7 +227,7 @@ pub fn taken_capture<'a>(running: &'a Config, wanted: &'a Config) -> Option<(&'a
 
 /// A path without parts that name no other place: `.`, and what `..` leaves again. Links are not
 /// followed.
-fn cleaned(path: &Path) -> PathBuf {
+pub fn cleaned(path: &Path) -> PathBuf {
     let mut cleaned = PathBuf::new();
     for part in path.components() {
         match part {

@@ -5,10 +5,12 @@
 //! that still holds is pushed out.
 //!
 //! # Limits
-//! A detour whose set is full is refused without a question, until something in the set ends.
+//! Where a set is full of paths, any other detour of it is asked of the registry each time. There
+//! are twice as many places as the registry has detours, which makes that rare. With a refusal
+//! among them, the registry is full, and the detour is refused without a question.
 
 /// Most sets, and places of each.
-const SETS: usize = 1024;
+const SETS: usize = 4096;
 const PLACES: usize = 8;
 
 /// What the registry said of a detour.
@@ -41,19 +43,20 @@ impl Detours {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.sets.len() - 1)
     }
 
-    /// What is known of a detour. `None`: the registry is to be asked, and there is a place for
-    /// its answer. `holds` says whether an answer is still valid, `full` is the one of a full set.
+    /// What is known of a detour; `None`: the registry is to be asked. `holds` says whether an
+    /// answer is still valid.
     #[inline]
-    pub(super) fn find(&self, key: u64, holds: impl Fn(Detour) -> bool, full: Detour) -> Option<Detour> {
-        let mut is_full = true;
+    pub(super) fn find(&self, key: u64, holds: impl Fn(Detour) -> bool) -> Option<Detour> {
+        let (mut is_full, mut refused) = (true, None);
         for place in &self.sets[self.set(key)] {
             match place.filter(|(_, answer)| holds(*answer)) {
                 Some((known, answer)) if known == key => return Some(answer),
+                Some((_, answer @ Detour::Refused(_))) => refused = Some(answer),
                 Some(_) => {}
                 None => is_full = false,
             }
         }
-        is_full.then_some(full)
+        refused.filter(|_| is_full)
     }
 
     /// Notes an answer in a place whose own does not hold.
@@ -71,24 +74,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_holds_stays_and_a_full_set_refuses() {
+    fn what_holds_stays_and_a_set_that_is_full_with_a_refusal_refuses() {
         let mut detours = Detours::new(1);
-        let full = Detour::Refused(7);
-        let keys: Vec<u64> = (0..9).map(|nf| Detours::key(3, 1, nf)).collect();
+        let keys: Vec<u64> = (0..10).map(|nf| Detours::key(3, 1, nf)).collect();
         for (number, key) in (0..).zip(&keys[..8]) {
-            assert_eq!(detours.find(*key, |_| true, full), None);
+            assert_eq!(detours.find(*key, |_| true), None);
             detours.note(*key, Detour::Path(number), |_| true);
         }
-        assert_eq!(detours.find(keys[8], |_| true, full), Some(full));
+        assert_eq!(detours.find(keys[8], |_| true), None, "all are paths, so there may be one for it");
         detours.note(keys[8], Detour::Path(8), |_| true);
-        assert_eq!(detours.find(keys[8], |_| true, full), Some(full), "it has pushed nothing out");
-        assert!((0..8).all(|at| detours.find(keys[at], |_| true, full) == Some(Detour::Path(at as u32))));
+        assert_eq!(detours.find(keys[8], |_| true), None, "it has pushed nothing out");
+        assert!((0..8).all(|at| detours.find(keys[at], |_| true) == Some(Detour::Path(at as u32))));
         // One of them has ended.
         let holds = |answer: Detour| answer != Detour::Path(5);
-        assert_eq!((detours.find(keys[5], holds, full), detours.find(keys[8], holds, full)), (None, None));
-        detours.note(keys[8], Detour::Path(8), holds);
-        assert_eq!(detours.find(keys[8], holds, full), Some(Detour::Path(8)));
-        assert_eq!(detours.find(keys[5], holds, full), Some(full));
+        assert_eq!((detours.find(keys[5], holds), detours.find(keys[8], holds)), (None, None));
+        detours.note(keys[8], Detour::Refused(7), holds);
+        for at in [5, 8, 9] {
+            assert_eq!(detours.find(keys[at], holds), Some(Detour::Refused(7)), "{at}");
+        }
+        assert_eq!(detours.find(keys[4], holds), Some(Detour::Path(4)));
     }
 
     #[test]
@@ -99,7 +103,7 @@ mod tests {
             detours.note(key, Detour::Path(number), |_| true);
         }
         for (number, key) in (0..).zip(keys) {
-            assert_eq!(detours.find(key, |_| true, Detour::Refused(0)), Some(Detour::Path(number)));
+            assert_eq!(detours.find(key, |_| true), Some(Detour::Path(number)));
         }
     }
 }

@@ -636,7 +636,7 @@ impl PathRegistry {
             Detour::Refused(when) => when == frees,
         };
         let (refused, key) = (Detour::Refused(frees), Detours::key(course.chain.version, course.ingress, nf));
-        let answer = ways.detours.find(key, holds, refused).unwrap_or_else(|| {
+        let answer = ways.detours.find(key, holds).unwrap_or_else(|| {
             let answer = self.number(course).map_or(refused, Detour::Path);
             ways.detours.note(key, answer, holds);
             answer
@@ -941,7 +941,7 @@ mod tests {
         let find = |ways: &mut Ways, nf: u16| registry.find(ways, &Course { kind: PathKind::Detour, ..course(&c, &[nf], 1) });
         let noted = |ways: &Ways, nf: u16, frees: u32| {
             let holds = |answer: Detour| matches!(answer, Detour::Path(_)) || answer == Detour::Refused(frees);
-            ways.detours.find(Detours::key(1, 0, nf), holds, Detour::Refused(u32::MAX))
+            ways.detours.find(Detours::key(1, 0, nf), holds)
         };
         let numbers: Vec<u32> = (0..4).map(|nf| find(&mut ways, nf).unwrap()).collect();
         assert_eq!(noted(&ways, 4, 0), None);
