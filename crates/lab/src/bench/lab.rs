@@ -287,13 +287,29 @@ impl Lab {
 
     /// The same while `act` runs, which gets the first reading; returns its result, too.
     pub fn flow_while<T>(&self, setup: &Setup, act: impl FnOnce(&Reading) -> anyhow::Result<T>) -> Result<(Sample, T), Miss> {
+        let (before, after, result) = self.readings_while(setup, act)?;
+        Ok((sample(setup, &before, &after), result))
+    }
+
+    /// The readings of a setup before and after a run.
+    pub fn readings(&self, setup: &Setup) -> Result<(Reading, Reading), Miss> {
+        let pause = |_: &Reading| self.programs.pause(Duration::from_secs_f64(self.args.seconds));
+        let (before, after, ()) = self.readings_while(setup, pause)?;
+        Ok((before, after))
+    }
+
+    fn readings_while<T>(
+        &self,
+        setup: &Setup,
+        act: impl FnOnce(&Reading) -> anyhow::Result<T>,
+    ) -> Result<(Reading, Reading, T), Miss> {
         let daemon = self.start(setup)?;
         self.warm_up()?;
         let before = self.read(&daemon)?;
         let result = act(&before)?;
         let after = self.read(&daemon)?;
         daemon.stop()?;
-        Ok((sample(setup, &before, &after), result))
+        Ok((before, after, result))
     }
 
     /// The cases of a plan that are asked for.

@@ -311,12 +311,7 @@ fn among(lab: &Lab, trial: Trial, cores: &[usize], measure: impl Fn(&Lab) -> Res
 
 /// Like [`Lab::flow`], with the 95th percentile of latency.
 fn latency(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
-    let daemon = lab.start(setup)?;
-    lab.warm_up()?;
-    let before = lab.read(&daemon)?;
-    lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
-    let after = lab.read(&daemon)?;
-    daemon.stop()?;
+    let (before, after) = lab.readings(setup)?;
     let mut out = sample(setup, &before, &after);
     let times = Window { before: &before.stats, after: &after.stats }.latency(CHAIN);
     out.extend(times.quantile(0.95).map(|ns| ("latency_ns_p95".to_string(), ns as f64)));

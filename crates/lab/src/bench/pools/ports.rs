@@ -26,7 +26,6 @@
 //! Flurries, section 6, with two ports of network cards.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use serde_json::Value;
 use sluice_api::model::Stats;
@@ -206,12 +205,7 @@ fn device(number: u32) -> String {
 }
 
 fn measure(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
-    let daemon = lab.start(setup)?;
-    lab.warm_up()?;
-    let before = lab.read(&daemon)?;
-    lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
-    let after = lab.read(&daemon)?;
-    daemon.stop()?;
+    let (before, after) = lab.readings(setup)?;
     Ok(sample(setup, &before.stats, &after.stats))
 }
 
