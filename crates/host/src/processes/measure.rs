@@ -257,10 +257,6 @@ impl Bench<'_> {
             for slice_us in LADDER_US {
                 let right = self.slices(in_ticks(u64::from(slice_us) * 1000), effort.slices, &mut old)?;
                 figures.right.push((slice_us, right));
-                // Far below what works nothing is learned, and every slice burdens the host.
-                if right < RIGHT / 2.0 {
-                    break;
-                }
             }
         }
         figures.shortest_slice_us = shortest(&figures.right);
