@@ -27,7 +27,8 @@
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
 //! accepts no more, and its chains close their gates. Accepted packets are lost only if they cannot
-//! be written when the port is closed; they are counted `write_lost`.
+//! be written when the port is closed; they are counted `write_lost`. A file that another port still
+//! writes, by whichever path, is refused likewise.
 //!
 //! Limits. A capture has one order, so a port with several queues (of shards) has one thread read
 //! and write, and passes packets between it and the others ([`spread`]). What these sent and it has
@@ -427,6 +428,8 @@ impl Output {
         if !self.is_put_in_use(exchange) {
             return;
         }
+        // If another port has the file, each write tries again.
+        let _ = self.target.claim();
         let header = FileFormat::of(&self.target.path).header(&self.port);
         let mut nap = Duration::from_millis(1);
         let (mut refused, mut lost) = (None, 0);
@@ -490,8 +493,8 @@ impl Output {
     /// Writes after the last whole packet, or over what the file held before. Returns whether the
     /// disk accepted it.
     fn write(&mut self, bytes: &[u8], exchange: &Exchange) -> bool {
-        let cut = if self.refused || self.target.end == 0 { self.cut_back() } else { Ok(()) };
-        match cut.and_then(|()| self.target.file.write_all(bytes)) {
+        let ready = self.target.claim().and_then(|()| if self.refused || self.target.end == 0 { self.cut_back() } else { Ok(()) });
+        match ready.and_then(|()| self.target.file.write_all(bytes)) {
             Ok(()) => {
                 self.target.end += bytes.len() as u64;
                 self.refused = false;
@@ -510,7 +513,9 @@ impl Output {
                 }
                 // A capture must not end with part of a packet while the disk refuses the rest. If
                 // this fails, too, the next attempt begins with it.
-                let _ = self.cut_back();
+                if self.target.claim().is_ok() {
+                    let _ = self.cut_back();
+                }
                 false
             }
         }
@@ -967,7 +972,7 @@ mod tests {
         // With a header, and before that is written.
         for end in [24, 0] {
             // A file that is open for reading only refuses writes, and truncation.
-            let target = Target { file: File::open(&path).unwrap(), path: path.clone(), is_unused: false, end };
+            let target = Target::new(File::open(&path).unwrap(), path.clone(), false, end);
             let writer = Writer::start("p", target, labels()).unwrap();
             let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
             queue.begin();
@@ -1039,6 +1044,40 @@ mod tests {
             send(opened(Begins::AtEnd), 2);
             assert_eq!(len(), header + 2 * each, "{name}");
         }
+    }
+
+    #[test]
+    fn a_file_that_another_port_writes_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("a")).unwrap();
+        std::os::unix::fs::symlink(at("a"), at("b")).unwrap();
+        let opened = |path: &str, begins| {
+            let settings = Pcap { write: Some(at(path)), ..Pcap::default() };
+            super::open("p", 1, &settings, ROOM, &Arc::default(), begins).unwrap()
+        };
+        let path = at("a/out.pcap");
+        let len = || std::fs::metadata(&path).unwrap().len();
+        let mut first = opened("a/out.pcap", Begins::Anew);
+        let mut frames = cache(64);
+        let mut sent = |port: &mut OpenPort, n, has: &dyn Fn(&dyn PortQueue) -> bool| {
+            let packets = burst(&mut frames, n, 60);
+            port.queues[0].begin();
+            assert_eq!(port.queues[0].tx_burst(&packets, &mut frames, monotonic_ns()), n);
+            while !has(port.queues[0].as_ref()) {
+                port.queues[0].housekeeping(0);
+                std::thread::yield_now();
+            }
+        };
+        sent(&mut first, 1, &|queue| details(queue)["written"] == 1.0);
+        // In use while the first one is: it begins when that has ended, behind what it wrote.
+        let mut second = opened("b/out.pcap", Begins::AtEnd);
+        sent(&mut second, 3, &|queue| details(queue)["write_errors"] > 0.0);
+        assert_eq!(len(), 24 + 76);
+        send(first, 4);
+        assert_eq!(len(), 24 + 5 * 76);
+        send(second, 1);
+        assert_eq!(len(), 24 + 9 * 76);
     }
 
     #[test]

@@ -99,7 +99,8 @@ fn a_capture_goes_on_when_the_port_that_comes_in_its_place_cannot_be_opened() {
     goes_on(&mut daemon);
     // The old one is closed for one that reads its file.
     let before = find_chain(&daemon.stats(), "c").exit_packets;
-    apply(&daemon, &(leading_to("pcap", &format!("read = {file:?}\nwrite = \"/dev/full\"")) + &beside)).unwrap_err();
+    let said = apply(&daemon, &(leading_to("pcap", &format!("read = {file:?}\nwrite = \"/dev/full\"")) + &beside)).unwrap_err();
+    assert!(said.contains("/dev/full"), "{said}");
     goes_on(&mut daemon);
     daemon.stop();
     let written = read(&file).len() as u64;

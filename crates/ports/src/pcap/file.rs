@@ -5,11 +5,13 @@
 //! user would have another file overwritten. The mode of a new file is 0640: it must not be easier
 //! to read than the manager's traffic.
 
+use std::collections::BTreeSet;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a file system may take for an answer.
@@ -86,6 +88,27 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
     apart(OPENING, move |_| Ok(std::fs::metadata(path).ok()))
 }
 
+/// Device and inode of each file that a port writes now.
+static WRITTEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
+/// A file that no other port writes while this lives.
+#[derive(Debug)]
+struct Claim((u64, u64));
+
+impl Claim {
+    /// None if another port has it.
+    fn of(metadata: &Metadata) -> Option<Self> {
+        let which = (metadata.dev(), metadata.ino());
+        WRITTEN.lock().unwrap_or_else(PoisonError::into_inner).insert(which).then(|| Self(which))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        WRITTEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
 /// A file to write. Until its port is in use, it keeps what it held. A file that was made for a
 /// port that is never in use is removed when this is dropped.
 #[derive(Debug)]
@@ -96,9 +119,36 @@ pub struct Target {
     pub is_unused: bool,
     /// Where the last whole packet ends; 0: what the file holds is to go.
     pub end: u64,
+    claim: Option<Claim>,
 }
 
 impl Target {
+    /// `end` is 0, or where a file ends that begins as the port would have it.
+    pub fn new(file: File, path: PathBuf, is_unused: bool, end: u64) -> Self {
+        Self { file, path, is_unused, end, claim: None }
+    }
+
+    /// Keeps other ports from writing the file, by whichever path, as long as this lives: one whose
+    /// disk does not answer may have been closed, and not be at its end.
+    ///
+    /// # Errors
+    /// If another port writes it.
+    pub fn claim(&mut self) -> Result<()> {
+        if self.claim.is_some() {
+            return Ok(());
+        }
+        let metadata = self.file.metadata()?;
+        if !metadata.is_file() {
+            return Ok(());
+        }
+        self.claim = Some(Claim::of(&metadata).ok_or_else(|| Error::new(ErrorKind::ResourceBusy, "another port writes it"))?);
+        if self.end > 0 {
+            // That port may have written since this one was opened.
+            self.end = self.file.seek(SeekFrom::End(0))?;
+        }
+        Ok(())
+    }
+
     /// Opens a file. One that was missing is made, and begins with `header`: a full disk is noticed
     /// now. `goes_on`: what is written comes behind what the file holds, if that begins with
     /// `header`.
@@ -113,7 +163,7 @@ impl Target {
                 }
                 made => (made.map_err(explained)?, true),
             };
-            let mut this = Self { file, path, is_unused, end: 0 };
+            let mut this = Self::new(file, path, is_unused, 0);
             let metadata = this.file.metadata()?;
             // /dev/null is allowed: its data is meant to be discarded.
             let is_nowhere = metadata.rdev() == rustix::fs::makedev(1, 3) && metadata.file_type().is_char_device();
