@@ -32,6 +32,13 @@ const PAGES: &str = "Claims are named by figure and section, and not by page: no
 /// What a verdict says about a model.
 const MODEL: &str = "Modelled: computed by a model, and the same on any host; it says nothing of this one.";
 
+/// What stands before the reason of a verdict, which was found in one report.
+const KEPT: &str = "In the kept report";
+
+/// What that means.
+const REASONS: &str = "In the kept report: why a verdict is no better in the report that is kept with the sources \
+                       (docs/measured), as far as that is known. Another may have another reason.";
+
 /// What stands below a table with such a column.
 const MANY: &str = "NAME*: the medians of all metrics that begin with NAME, in the order of their names. nf1, nf2, … are the NFs, \
                     and c1, c2, … the chains. –: the variant has none.";
@@ -122,8 +129,8 @@ fn number(value: f64) -> String {
 }
 
 /// Why a verdict is not the best, where it is not.
-fn reason<'a>(one: &Checked<'a>) -> Option<&'a str> {
-    one.needs_reason().then(|| one.why.unwrap_or("no reason is written yet"))
+fn reason(one: &Checked) -> Option<String> {
+    one.needs_reason().then(|| one.why.map_or("No reason is written yet".into(), |why| format!("{KEPT}: {why}")))
 }
 
 /// The same with as many digits more as set it apart from a bound that it is near.
@@ -272,7 +279,7 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
          beyond the bound. \
          <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
          <b class=\"holds\">in part</b>: as far as it was measured. \
-         {MODEL} \
+         {MODEL} {REASONS} \
          Bounds are ours, values of the paper are where it gives them. {PAGES} \
          Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n"
     );
@@ -355,7 +362,7 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
                 check.word()
             );
             if let Some(why) = reason(check) {
-                let _ = writeln!(out, "<tr><td class=\"small\" colspan=\"5\">Why: {}</td></tr>", escaped(why));
+                let _ = writeln!(out, "<tr><td class=\"small\" colspan=\"5\">{}</td></tr>", escaped(&why));
             }
         }
         out.push_str("</table>\n");
@@ -412,7 +419,7 @@ fn command(name: &str, report: &Report, folder: &Folder) -> String {
 
 fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
     let mut out = format!(
-        "# Sluice beside the papers\n\n{}\n\n{PAGES}\n\n{MODEL}\n\n| paper | figures |\n|---|---|\n",
+        "# Sluice beside the papers\n\n{}\n\n{PAGES}\n\n{MODEL}\n\n{REASONS}\n\n| paper | figures |\n|---|---|\n",
         setting(known, folder, words.is_quick)
     );
     for (paper, verdicts) in counts(compared) {
@@ -455,7 +462,7 @@ fn markdown_figure<'a>(out: &mut String, one: &Compared<'a>, folder: &Folder, dr
             let (spread, verdict) = (|ours| spread(ours, *limit), check.word());
             let mut ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
             ours.extend(without.as_ref().map(|words| format!(" ({words})")));
-            let why = reason(check).map_or(String::new(), |why| format!(": {why}"));
+            let why = reason(check).map_or(String::new(), |why| format!(". {why}"));
             let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict}{why} |", paper.map_or(String::new(), number));
         }
     }
@@ -560,7 +567,7 @@ mod tests {
             ">2.00<",
             "≥ 1.2",
             "holds in shape",
-            "Why: Cores are &lt;slow&gt;",
+            "<td class=\"small\" colspan=\"5\">In the kept report: Cores are &lt;slow&gt;</td>",
             "<td>sluice/other nfs 3</td><td class=\"n\">1.55</td><td class=\"n\">2.00 / 3.00</td>",
             "no experiment",
             "--quick",
@@ -569,10 +576,10 @@ mod tests {
         }
         assert!(page.contains("<h3>forward</h3>") && !page.contains("<script") && !page.contains("http://"), "{page}");
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
-        assert!(
-            text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape: Cores are <slow> |"),
-            "{text}"
-        );
+        let row = "| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape. In the kept report: ";
+        assert!(text.contains(row), "{text}");
+        let said = [&page, &text].map(|form| form.matches("(docs/measured), as far as that is known").count());
+        assert_eq!(said, [1, 1], "what the kept report is, is said once: {text}");
         let drawing = "`sluice bench chain --seconds 1 --repeats 2 --only chain/`\n\n![chain](chain.svg)\n";
         assert!(text.contains(drawing), "{text}");
         let table = "| medians | `delivered_pps` | `run_ms.nf*` |\n|---|---|---|\n\
@@ -593,7 +600,8 @@ mod tests {
         let [page, text, _] = texts(&known, &folder, WORDS);
         let why = "1 of 2 runs has no value: delivered_pps of default/other is zero";
         assert!(page.contains(&format!("<td class=\"n\">1.50 <span class=\"small\">{why}</span></td>")), "{page}");
-        assert!(text.contains(&format!("| 1.50 ({why}) | 2.00 | ≥ 1.2 | does not hold: Cores are <slow> |")), "{text}");
+        let row = format!("| 1.50 ({why}) | 2.00 | ≥ 1.2 | does not hold. In the kept report: Cores are <slow> |");
+        assert!(text.contains(&row), "{text}");
     }
 
     #[test]
