@@ -1,6 +1,6 @@
 //! Line panels of a plot: medians of each variant over a numeric param, from zero. The param has a
-//! logarithmic axis where its values are far apart. A thin line marks the ideal of a ratio to it, a
-//! diamond what a paper gives for a variant.
+//! logarithmic axis where its values are far apart, with 0 at its left end. A thin line marks the
+//! ideal of a ratio to it, a diamond what a paper gives for a variant.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -25,7 +25,7 @@ pub const IDEAL: &str = "stroke=\"#222\" stroke-width=\"0.7\" stroke-dasharray=\
 const APART: f64 = 30.0;
 /// Most decades of a logarithmic axis of values.
 const DECADES: f64 = 6.0;
-/// Ratio of the last to the first value from which on the x axis is logarithmic.
+/// Ratio of the last to the first positive value from which on the x axis is logarithmic.
 const FAR: f64 = 50.0;
 
 struct Line<'a> {
@@ -101,6 +101,17 @@ fn least(values: impl Iterator<Item = f64>, highest: f64, is_log: bool) -> f64 {
     if is_log { highest / 10f64.powf(decades) } else { 0.0 }
 }
 
+/// How values of the x axis are placed: by their logarithm where they are far apart. If
+/// `may_begin_at_zero`, 0 then has the place of a tenth of the least of the others.
+fn x_scale(values: &[f64], may_begin_at_zero: bool) -> impl Fn(f64) -> f64 {
+    let least = |from: f64| values.iter().copied().filter(|value| *value >= from).fold(f64::INFINITY, f64::min);
+    let (first, positive) = (least(f64::NEG_INFINITY), least(f64::MIN_POSITIVE));
+    let last = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let begins = first > 0.0 || (may_begin_at_zero && first == 0.0);
+    let is_log = begins && last / positive >= FAR;
+    move |value: f64| if is_log { value.max(positive / 10.0).ln() } else { value }
+}
+
 /// Draws a panel at `y` and moves `y` below it. `key` is the param of the x axis.
 pub fn panel(
     out: &mut String,
@@ -124,7 +135,9 @@ pub fn panel(
     let (first, last) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), (at, _)| (a.min(*at), b.max(*at)));
     *y += HEAD;
     let (top, bottom) = (*y, *y + HEIGHT);
-    let scale = |at: f64| if first > 0.0 && last / first >= FAR { at.ln() } else { at };
+    let all: Vec<f64> = points().map(|(at, _)| *at).collect();
+    // A curve begins at 0 as time does, and is not bent for that.
+    let scale = x_scale(&all, spread);
     let width = scale(last) - scale(first);
     let to_x =
         |at: f64| if width > 0.0 { LEFT + (scale(at) - scale(first)) / width * (RIGHT - LEFT) } else { (LEFT + RIGHT) / 2.0 };
@@ -142,7 +155,7 @@ pub fn panel(
         let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, at + 4.0);
     }
     out.push_str(&column.ideal().map_or_else(String::new, |ideal| ideal_line(to_y(ideal))));
-    for mark in marks(points().map(|(at, _)| *at), to_x) {
+    for mark in marks(all.iter().copied(), to_x) {
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{mark}</text>", to_x(mark), bottom + 15.0);
     }
     let middle = (LEFT + RIGHT) / 2.0;
@@ -280,5 +293,21 @@ mod tests {
         let (mut out, mut y) = (String::new(), 0.0);
         panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs", &[]);
         assert!(out.contains("d=\"M70.0 34.0L295.0 34.0L520.0 34.0\""), "{out}");
+    }
+
+    #[test]
+    fn a_zero_stands_at_the_left_end_of_a_logarithmic_axis() {
+        let all = [variant("a", 0, 1e6), variant("a", 1_000, 1e6), variant("a", 1_000_000, 1e6)];
+        let drawn = |form: Form| {
+            let (mut out, mut y) = (String::new(), 0.0);
+            let group = Group { form, ..GROUP };
+            panel(&mut out, &mut y, &group, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs", &[]);
+            out
+        };
+        // Four decades, the first of which is that from 0.
+        let of_rates = drawn(Form::Lines("nfs"));
+        assert!(of_rates.contains("d=\"M70.0 34.0L182.5 34.0L520.0 34.0\"") && of_rates.contains(">0<"), "{of_rates}");
+        let of_times = drawn(Form::Series("nfs"));
+        assert!(of_times.contains("d=\"M70.0 34.0L70."), "{of_times}");
     }
 }
