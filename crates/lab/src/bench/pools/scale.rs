@@ -62,6 +62,14 @@ const GROUP: Group = Group {
     form: Form::Lines("nfs"),
 };
 const CHAINS: Group = Group { title: "Chains of four NFs, each with a flow of its own", keys: &["nf_cores", "nfs"], ..GROUP };
+/// Of what is paced at [`PACED_PPS`].
+const LATENCY: Group = Group {
+    title: "Latency at half a million packets a second",
+    keys: &["nf_cores", "nfs"],
+    columns: &[P50, P99],
+    plotted: 2,
+    form: Form::LogSeries("nfs"),
+};
 const WAITING: Group = Group {
     title: "NFs that wait for a flow",
     keys: &["nfs"],
@@ -86,6 +94,7 @@ fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![
         (GROUP, |v| v.name != "idle" && !v.params.contains_key("chain")),
         (CHAINS, |v| v.params.contains_key("chain")),
+        (LATENCY, |v| v.name.ends_with("-paced")),
         (WAITING, |v| v.name == "idle"),
     ];
     let mut plan = Trials::new(EXPERIMENT.name, of_one, shown);
