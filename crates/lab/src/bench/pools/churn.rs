@@ -7,8 +7,8 @@
 //! passes packets of one connection, from its SYN on, and drops those of any other. The capacity is
 //! the highest rate without loss, where these are 0: `none_idle_pps` (packets without an idle NF
 //! and without room to wait), `entry_drop_pps`, and `mixed_pps` (packets at an NF from a flow that
-//! was not its own, or whose beginning it had not seen, because it was dropped). The variant
-//! `three-cores` has its NFs spread over three cores.
+//! was not its own, or whose beginning it had not seen, because it was dropped). The variants
+//! `two-cores` and `three-cores` have their NFs spread over as many cores.
 //!
 //! The second table shows the cost of `isolation = "strict"`: a member whose flow has ended is not
 //! reset but ended, and its replacement is forked from the service's zygote; beside it, reset
@@ -31,7 +31,6 @@ pub const EXPERIMENT: Experiment =
 /// The NF that detects mixed flows.
 pub const NF: &str = "sluice-nf-single";
 const PER_FLOW: &str = "per-flow";
-const THREE_CORES: &str = "three-cores";
 /// Concurrent flows, and NFs for them. The working set of a switch among 256 NFs fits a
 /// second-level cache of 2 MiB; among 600 it does not.
 pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
@@ -39,8 +38,11 @@ pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
 const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
 const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 70_000, 80_000, 100_000, 120_000];
-/// The same with NFs on three cores.
-const OFFERED_TO_THREE: [u32; 4] = [90_000, 150_000, 210_000, 270_000];
+/// The same with NFs on several cores: how many, the variant, and the rates.
+const SPREAD: [(usize, &str, [u32; 4]); 2] = [
+    (2, "two-cores", [70_000, 110_000, 140_000, 180_000]),
+    (3, "three-cores", [90_000, 150_000, 210_000, 270_000]),
+];
 /// Flows that begin each second where each gets its own process.
 const STRICT: [u32; 6] = [100, 200, 400, 800, 1_600, 3_200];
 /// Capacity of a member's rings: more than the packets of a flow in flight.
@@ -100,17 +102,16 @@ fn plan(lab: &Lab) -> Trials {
             plan.cases.push(case(PER_FLOW, of(crowd.0, packets, offered), setup));
         }
     }
-    let three = lab.cores.own(3);
-    for offered in OFFERED_TO_THREE {
+    for (number, name, offered) in SPREAD.iter().flat_map(|(number, name, rates)| rates.map(|rate| (*number, *name, rate))) {
         let of = of(CROWDS[0].0, PACKETS[0], offered);
-        match &three {
+        match lab.cores.own(number) {
             Ok(cores) => {
                 let mut setup = setup(lab, f64::from(offered), CROWDS[0], PACKETS[0]);
                 setup.services[0].core = cores[0];
                 setup.services[0].more_cores = cores[1..].to_vec();
-                plan.cases.push(case(THREE_CORES, of, setup));
+                plan.cases.push(case(name, of, setup));
             }
-            Err(why) => plan.leave_out(THREE_CORES, of, format!("three cores for NFs: {why}")),
+            Err(why) => plan.leave_out(name, of, format!("{} for NFs: {why}", name.replace('-', " "))),
         }
     }
     for (name, offered) in ["reset", "strict"].iter().flat_map(|name| STRICT.map(|offered| (*name, offered))) {
@@ -173,12 +174,17 @@ mod tests {
     }
 
     #[test]
-    fn nfs_are_on_three_cores_where_there_are_enough() {
+    fn nfs_are_on_several_cores_where_there_are_enough() {
         let lab = lab(1);
         let plan = plan(&lab);
-        let on_three = plan.cases.iter().filter(|case| case.name == THREE_CORES).count();
-        let wanted = if lab.cores.own(3).is_ok() { (4, 0) } else { (0, 4) };
-        assert_eq!((on_three, plan.left_out.len()), wanted);
-        assert_eq!(plan.cases.len() - on_three, 2 * 2 * 7 + 2 * 6);
+        let mut on_one = plan.cases.len();
+        for (number, name, rates) in SPREAD {
+            let cases = plan.cases.iter().filter(|case| case.name == name).count();
+            let left_out = plan.left_out.iter().filter(|left| left.name == name).count();
+            let wanted = if lab.cores.own(number).is_ok() { (rates.len(), 0) } else { (0, rates.len()) };
+            assert_eq!((cases, left_out), wanted, "{name}");
+            on_one -= cases;
+        }
+        assert_eq!(on_one, 2 * 2 * 7 + 2 * 6);
     }
 }
