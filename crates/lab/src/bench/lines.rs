@@ -19,6 +19,9 @@ const FOOT: f64 = 36.0;
 const LEGEND: f64 = 16.0;
 pub const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#967662", "#a87c9f", "#5fa2a0", "#767676"];
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
+/// Lines of a panel that are unlike each other.
+#[cfg(test)]
+pub const STYLES: usize = COLOURS.len() * DASHES.len();
 /// The style of the line at the ideal.
 pub const IDEAL: &str = "stroke=\"#222\" stroke-width=\"0.7\" stroke-dasharray=\"4 3\" fill=\"none\"";
 /// Least room between two marks of the x axis.

@@ -97,7 +97,9 @@ fn plan() -> Trials {
         (ALONE, |v| is_median(v, SloTerms::Alone)),
         (GROUP, |v| v.params.get("seed").is_some_and(|seed| *seed != MEDIAN)),
         (predictor::ERRORS, |v| v.name == predictor::ERROR),
-        (predictor::CURVES, |v| v.name == predictor::CURVE),
+        (predictor::CHOSEN, |v| predictor::is_curve(v, "chosen", "")),
+        (predictor::UNIFORM, |v| predictor::is_curve(v, "traced", "uniform")),
+        (predictor::ZIPF, |v| predictor::is_curve(v, "traced", "zipf 1.1")),
     ];
     let mut plan = Trials::new(EXPERIMENT.name, medians, shown);
     for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| SloTerms::ALL.map(|terms| (mix, terms))) {

@@ -20,7 +20,7 @@
 //! # Source
 //! ResQ, figure 10 (error of the predictor) and figure 6 (throughput by cache, of all NFs).
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sluice_planner::contention::{Behaviour, Running, occupancies};
 use sluice_planner::samples::{KINDS, OnServer, SampleKind, TRACED, server};
 use sluice_slo::placement::ServerShape;
@@ -28,7 +28,7 @@ use sluice_slo::profile::Profile;
 
 use crate::bench::lab::{Case, Lab, Miss, Row};
 use crate::bench::measure::Sample;
-use crate::bench::report::{Params, median};
+use crate::bench::report::{Params, Variant, median};
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 
@@ -46,13 +46,23 @@ pub const ERRORS: Group = Group {
     plotted: 2,
     form: Form::Bars,
 };
-pub const CURVES: Group = Group {
-    title: "Throughput by ways of the cache, of that with all",
+/// Curves of the chosen kinds, and of the traced ones by the law of their flows: a panel of all
+/// would have more lines than there are styles.
+pub const CHOSEN: Group = Group {
+    title: "Throughput by ways of the cache: chosen kinds",
     keys: &["nf"],
     columns: &[Column::new("of_all_ways", "of all ways", 1.0, 2)],
     plotted: 1,
     form: Form::Series("ways"),
 };
+pub const UNIFORM: Group = Group { title: "Throughput by ways of the cache: traced kinds, uniform flows", ..CHOSEN };
+pub const ZIPF: Group = Group { title: "Throughput by ways of the cache: traced kinds, flows by Zipf", ..CHOSEN };
+
+/// Whether a variant is a curve of this set, of kinds whose name ends so.
+pub fn is_curve(variant: &Variant, set: &str, kinds: &str) -> bool {
+    let ends = |key: &str, end: &str| variant.params.get(key).and_then(Value::as_str).is_some_and(|text| text.ends_with(end));
+    variant.name == CURVE && ends("set", set) && ends("nf", kinds)
+}
 
 /// The sets of kinds.
 fn sets() -> [(&'static str, &'static [SampleKind]); 2] {
@@ -182,6 +192,7 @@ fn curves(set: &str, kinds: &[SampleKind]) -> Result<Vec<Row>, Miss> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::lines::STYLES;
 
     #[test]
     fn prediction_is_further_off_where_cache_is_needed_and_not_above_what_there_is() {
@@ -202,6 +213,24 @@ mod tests {
         assert_eq!((rows.len(), parts.last()), (19, Some(&1.0)));
         assert!(parts.is_sorted() && parts[0] < 0.9, "{parts:?}");
         assert_eq!(rows[3].params["ways"], 3);
+    }
+
+    #[test]
+    fn each_curve_is_in_one_panel_and_unlike_the_others_there() {
+        let all: Vec<Variant> = sets()
+            .into_iter()
+            .flat_map(|(set, kinds)| curves(set, kinds).unwrap())
+            .map(|row| Variant::new(&row.name, row.params))
+            .collect();
+        let panels = [("chosen", ""), ("traced", "uniform"), ("traced", "zipf 1.1")];
+        let of = |variant: &Variant| panels.iter().filter(|(set, kinds)| is_curve(variant, set, kinds)).count();
+        assert!(all.iter().all(|variant| of(variant) == 1));
+        for (set, kinds) in panels {
+            let mut names: Vec<&str> =
+                all.iter().filter(|one| is_curve(one, set, kinds)).filter_map(|one| one.params["nf"].as_str()).collect();
+            names.dedup();
+            assert!((1..=STYLES).contains(&names.len()), "{set} {kinds}: {names:?}");
+        }
     }
 
     #[test]
