@@ -16,7 +16,7 @@ const AGAIN: &str = "sluice bench all --quick --report docs/measured --only";
 
 /// Experiments of which some variants are repeated, and a check reads another one, too: that takes
 /// long, or its values are medians already.
-const ONCE: [&str; 7] = ["storage", "overhead", "pool-scale", "flow-setup", "affinity", "mixed", "workflow"];
+const ONCE: [&str; 8] = ["sched-baseline", "storage", "overhead", "pool-scale", "flow-setup", "affinity", "mixed", "workflow"];
 
 /// The folder of the report.
 fn folder() -> Folder {
