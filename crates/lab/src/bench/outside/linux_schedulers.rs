@@ -23,7 +23,7 @@ use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-schedulers",
-    about: "three NFs on a core, two of which poll, left to the kernel's schedulers (UNiS, figure 5)",
+    about: "three NFs that share cores, two or all of which poll, left to the kernel's schedulers (UNiS, figure 5)",
     run: |args| Lab::measure(args, &[COST], plan),
 };
 
