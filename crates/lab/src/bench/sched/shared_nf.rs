@@ -7,11 +7,12 @@
 //! ```
 //! Both chains arrive at half the line rate. Under the default, packets of c2 that die before nf3
 //! take nf1's time from c1; backpressure refuses c2 at its entry and leaves c1 alone. The ideal has
-//! a process per chain, both on the same cores.
+//! a process per chain, both on the same core.
 //!
 //! # Limits
-//! The ideal is exact on one core. It is left out on several, where the division of the shared NFs
-//! would be an assumption.
+//! The ideal is no bound, and `of_ideal` can be above 1: its two processes share the core by
+//! weights, and more packets pass in all where more of c1 do, which cost less. It is left out on
+//! several cores, where the division of the shared NFs would be an assumption.
 //!
 //! # Source
 //! NFVnice, figures 8 and 9, table 6.
