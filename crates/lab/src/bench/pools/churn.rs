@@ -39,10 +39,8 @@ const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
 const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 70_000, 80_000, 100_000, 120_000];
 /// The same with NFs on several cores: how many, the variant, and the rates.
-const SPREAD: [(usize, &str, [u32; 4]); 2] = [
-    (2, "two-cores", [70_000, 110_000, 140_000, 180_000]),
-    (3, "three-cores", [90_000, 150_000, 210_000, 270_000]),
-];
+const SPREAD: [(usize, &str, [u32; 4]); 2] =
+    [(2, "two-cores", [70_000, 110_000, 140_000, 180_000]), (3, "three-cores", [90_000, 150_000, 210_000, 270_000])];
 /// Flows that begin each second where each gets its own process.
 const STRICT: [u32; 6] = [100, 200, 400, 800, 1_600, 3_200];
 /// Capacity of a member's rings: more than the packets of a flow in flight.
