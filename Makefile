@@ -289,11 +289,16 @@ oci: ## an OCI image of daemon, client and NFs, in target/oci, of what `make bui
 	$(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/sluice-$(VERSION).oci.tar
 	scripts/oci-image --check $(OCI)/sluice-$(VERSION).oci.tar
 
-# The cluster's crates are a workspace of their own.
+# The cluster's crates are a workspace of their own. With PROFILE=debug the programs are those of its tests: others would have other
+# features, and so be built anew.
 .PHONY: oci-cluster
 oci-cluster: oci ## the OCI images for Kubernetes, in target/oci: `make oci`, and sluice-lab, sluice-operator and sluice-node
-	cargo build $(if $(filter release,$(PROFILE)),--release) $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster \
+ifeq ($(PROFILE),release)
+	cargo build --release $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster \
 	    -p sluice-operator -p sluice-node $(if $(filter yes,$(OPTIMISER)),--features sluice-operator/optimiser)
+else
+	cargo test $(CARGO_FLAGS) --manifest-path cluster/Cargo.toml --target-dir $(TARGET)/cluster --workspace --no-run
+endif
 	install -m 755 -t $(OCI)/root/usr/bin $(TARGET)/cluster/$(PROFILE)/sluice-{operator,node}
 	for image in sluice-lab sluice-operator sluice-node; do \
 	    $(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/$$image-$(VERSION).oci.tar $$image; \
