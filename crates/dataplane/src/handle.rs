@@ -407,12 +407,6 @@ impl NfHandle {
         self.region.page.asleep().load(Ordering::Acquire) != 0
     }
 
-    /// What its page says that it owes for its last turn while it sleeps, in nanoseconds.
-    pub(crate) fn owes_ns(&self) -> u64 {
-        // Relaxed: only the word matters.
-        asleep::owes_ns(self.region.page.asleep().load(Ordering::Relaxed))
-    }
-
     /// Whether its page says that it sleeps where others can take its wakes.
     pub fn is_deaf(&self) -> bool {
         let says = self.region.page.asleep().load(Ordering::Acquire);

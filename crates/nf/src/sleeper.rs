@@ -49,8 +49,6 @@ pub(crate) struct Sleeper {
     /// Time of the next check whether to give the core away: at the end of its budget or before.
     run_until: Cell<u64>,
     budget_until: Cell<u64>,
-    /// What it owed when it last woke, in nanoseconds: 0 after a hand-over.
-    owed_ns: Cell<u64>,
 }
 
 thread_local! {
@@ -187,31 +185,23 @@ impl Sleeper {
         false
     }
 
-    /// Pays for the NF's time on the core, sleeps by `sleep`, and notes the time of waking. `sleep`
-    /// gets whether the NF takes turns, and the bits for what it owes; it returns whether it handed
-    /// the core over. Others can forge the NF's budget, and not these bits. After a hand-over, one
-    /// is started with a budget above 0, so it owes at most the time since the end of that budget.
-    fn turn(&self, place: &Place, sleep: impl FnOnce(bool, u32) -> bool) -> bool {
+    /// Pays for the NF's time on the core, sleeps by `sleep`, and notes the time of waking.
+    fn turn<T>(&self, place: &Place, sleep: impl FnOnce(bool) -> T) -> T {
         if !place.could_take_turns() {
-            return sleep(false, 0);
+            return sleep(false);
         }
-        let (in_turns, mut owes_ns) = (place.takes_turns(), 0);
+        let in_turns = place.takes_turns();
         if in_turns {
-            let now = monotonic_ns();
-            let used_ns = now.saturating_sub(self.ran_since.get());
-            place.core.pay(place.slot, used_ns);
-            owes_ns = self.owed_ns.get() + used_ns.min(now.saturating_sub(self.budget_until.get()));
+            place.core.pay(place.slot, monotonic_ns().saturating_sub(self.ran_since.get()));
         }
-        let handed_over = sleep(in_turns, asleep::owing(owes_ns));
+        let slept = sleep(in_turns);
         let now = monotonic_ns();
         self.ran_since.set(now);
-        let budget_ns = i64::from(place.core.budget(place.slot));
-        self.owed_ns.set(if handed_over { 0 } else { owes_ns.min(budget_ns.min(0).unsigned_abs()) });
-        let budget_until = now + u64::try_from(budget_ns).unwrap_or(0);
+        let budget_until = now + u64::try_from(place.core.budget(place.slot)).unwrap_or(0);
         let look = if place.core.has_favoured() { now + PRECEDENCE_NS } else { u64::MAX };
         self.budget_until.set(budget_until);
         self.run_until.set(budget_until.min(look));
-        handed_over
+        slept
     }
 
     #[inline(always)]
@@ -269,11 +259,11 @@ impl Sleeper {
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
-            return self.turn(place, |in_turns, owes| place.sleep(owes, in_turns, has_work, |doorbells| doorbells.wait(timeout)));
+            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |doorbells| doorbells.wait(timeout)));
         };
         let timeout = timeout.min(storage.longest_sleep());
-        self.turn(place, |in_turns, owes| {
-            place.sleep(owes, in_turns, || has_work() || storage.has_completions(), |doorbells| storage.wait(doorbells, timeout))
+        self.turn(place, |in_turns| {
+            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |doorbells| storage.wait(doorbells, timeout))
         })
     }
 
@@ -286,13 +276,8 @@ impl Sleeper {
         // Packets do not wake it; a completion does.
         let suspended = place.core.suspended(place.slot);
         suspended.store(1, Ordering::Relaxed);
-        let handed_over = self.turn(place, |in_turns, owes| {
-            place.sleep(
-                asleep::SUSPENDED | owes,
-                in_turns,
-                || storage.has_completions(),
-                |doorbells| storage.wait(doorbells, SUSPENDED),
-            )
+        let handed_over = self.turn(place, |in_turns| {
+            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |doorbells| storage.wait(doorbells, SUSPENDED))
         });
         suspended.store(0, Ordering::Relaxed);
         if handed_over {
@@ -396,46 +381,6 @@ mod tests {
         doze(&sleeper);
         let passed = sleeper.ran_since.get() - slept;
         assert!(core.budget(ME).abs_diff(budget) as u64 <= passed, "{} of {passed}", core.budget(ME).abs_diff(budget));
-    }
-
-    #[test]
-    fn what_one_owes_stands_in_its_own_page_while_it_sleeps() {
-        let core = core_page(true);
-        let sleeper = sleeper(core, false);
-        let page = sleeper.place.as_ref().unwrap().page;
-        // In a turn of `ns`; it finds work and goes on, or hands the core over.
-        let owes = |ns: u64, hands_over: bool| {
-            let mut says = 0;
-            sleeper.ran_since.set(monotonic_ns() - ns);
-            sleeper.budget_until.set(sleeper.budget_until.get().saturating_sub(ns));
-            core.running().store(ME + 1, Ordering::Relaxed);
-            rival(core, u32::from(hands_over));
-            core.asleep(RIVAL).store(1, Ordering::Relaxed);
-            let handed_over = sleeper.sleep(Duration::ZERO, || {
-                says = page.asleep().load(Ordering::Relaxed);
-                !hands_over
-            });
-            assert_eq!(handed_over, hands_over);
-            assert_eq!(says & asleep::ASLEEP, asleep::ASLEEP);
-            assert_eq!(page.asleep().load(Ordering::Relaxed), 0);
-            asleep::owes_ns(says)
-        };
-        let first = owes(3 * MS, false);
-        assert!(first >= 3 * MS, "{first}");
-        let second = owes(2 * MS, false);
-        assert!(second >= 5 * MS - 1_000, "it goes on without a turn of its own: {second}");
-        // The turn ends; its neighbour writes that it owes much.
-        assert!(owes(0, true) >= 5 * MS - 1_000);
-        core.set_budget(ME, -(16 * MS as i64));
-        let began = monotonic_ns();
-        let third = owes(MS, true);
-        let passed = monotonic_ns() - began;
-        assert!((MS - 1_000..=MS + passed).contains(&third), "{third}, {passed}");
-        // Nothing while its budget lasts.
-        core.set_budget(ME, 0);
-        core.endow(ME, 1_000_000 * MS);
-        owes(0, true);
-        assert_eq!(owes(MS, true), 0);
     }
 
     #[test]

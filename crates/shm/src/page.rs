@@ -128,20 +128,6 @@ pub mod asleep {
     pub const HEARS: u32 = 2;
     /// It waits for something other than packets, such as the disk, and cannot take any.
     pub const SUSPENDED: u32 = 4;
-    /// The bits from here on: how long it had the core beyond its budget, in microseconds.
-    const OWES: u32 = 8;
-
-    /// The bits of an NF that owes `ns` nanoseconds, or the most that they hold (16 s).
-    #[inline]
-    pub fn owing(ns: u64) -> u32 {
-        ((ns / 1_000).min(u64::from(u32::MAX >> OWES)) as u32) << OWES
-    }
-
-    /// What an NF with these bits owes, in nanoseconds.
-    #[inline]
-    pub fn owes_ns(says: u32) -> u64 {
-        u64::from(says >> OWES) * 1_000
-    }
 }
 
 /// Counters that the NF writes and the manager shows, never used for a decision about safety.

@@ -21,9 +21,9 @@
 //!   for [`DISTRUST_NS`].
 //! - An NF with packets that has not moved is *rescued*: woken by its own doorbell, whatever the
 //!   page says, with its part of a round. If no NF on the core has moved for
-//!   [`Handover::still_ns`], that is at once. Else it counts as *neglected* after a round and a
-//!   half, plus the rounds that it owes. Any NF can write on the page that it owes more; what it
-//!   says of itself in its own region is the most that counts.
+//!   [`Handover::still_ns`], that is at once. Else it counts as *neglected* after
+//!   [`PATIENT_ROUNDS`] rounds plus those that it owes. The page says what it owes, which counts as
+//!   far as the NF can have had the core ([`Slept`]).
 //! - An NF that is rescued twice in short also waits, for [`GUARDED_NS`], for a doorbell in its own
 //!   region, where no other NF can sleep in its place. If it cannot wait for two (before Linux
 //!   5.16), the next rescue takes it out of hand-overs for that time: then it needs only that one.
@@ -66,11 +66,12 @@ const FEW: usize = 16;
 const LOOKED_AT: usize = 64;
 /// Most rescues in a look.
 pub(super) const RESCUES: usize = 4;
-/// Half rounds, plus the rounds that it owes, after which an NF that waits for its turn is rescued.
-/// Its turn comes within a round, and the others may take longer than their parts by a burst each.
-const PATIENT_HALF_ROUNDS: u64 = 3;
+/// Rounds, plus those that it owes, after which an NF waiting for its turn is rescued.
+const PATIENT_ROUNDS: u64 = 3;
 /// Upper bound of that wait, in nanoseconds.
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
+/// Most nanoseconds that a waiting NF may owe: a little more than a time slice of the kernel.
+const MOST_DEBT_NS: u64 = 4_000_000;
 /// A look this many nanoseconds late means that the thread lost its core: all times restart.
 const FROZEN_NS: u64 = 50_000_000;
 /// Nanoseconds for which a page with altered words is distrusted.
@@ -108,6 +109,17 @@ impl Strikes {
     }
 }
 
+/// When an NF slept, by its own region, which bounds how long it can have had the core. It owes no
+/// more than that: it pays for a slice before it sleeps, and gets no other while it owes.
+#[derive(Debug, Clone, Copy)]
+struct Slept {
+    /// When it was last seen asleep, and what it had moved by then.
+    last_ns: u64,
+    moved: u64,
+    /// Time between the last two looks that saw it asleep and between which it moved.
+    apart_ns: u64,
+}
+
 struct Member {
     handle: Arc<NfHandle>,
     /// Packets that it has taken from its rings.
@@ -115,6 +127,7 @@ struct Member {
     /// What it had moved at the last look, and when that was seen.
     moved: u64,
     moved_ns: u64,
+    slept: Slept,
     /// Since when it has had packets without moving.
     since_ns: u64,
     /// When it was last woken, what it had moved then, and the pause until the next wake.
@@ -146,6 +159,7 @@ impl Member {
             taken: 0,
             moved: 0,
             moved_ns: now,
+            slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
             since_ns: now,
             woken_ns: 0,
             moved_when_woken: 0,
@@ -174,15 +188,24 @@ impl Member {
         self.taken + returned
     }
 
-    /// Its remaining budget in nanoseconds, as far as the page's value can be true: it owes no more
-    /// than its own page says.
+    #[inline]
+    fn see_asleep(&mut self, now: u64) {
+        let has_moved = self.moved != self.slept.moved;
+        // An NF without packets that has not moved sleeps on: its words need not be fetched.
+        if (has_moved || self.handle.may_have_unread()) && !self.handle.is_asleep() {
+            return;
+        }
+        if has_moved {
+            (self.slept.moved, self.slept.apart_ns) = (self.moved, now - self.slept.last_ns);
+        }
+        self.slept.last_ns = now;
+    }
+
+    /// Its remaining budget in nanoseconds, as far as the page's value can be true.
     fn budget_ns(&self, page: &CorePage) -> i64 {
         let most = i64::try_from(LONGEST_ROUND_NS).unwrap_or(i64::MAX);
-        let said = i64::from(page.budget(self.handle.slot)).min(most);
-        if said >= 0 {
-            return said;
-        }
-        said.max(-i64::try_from(self.handle.owes_ns()).unwrap_or(i64::MAX))
+        let least = i64::try_from(self.slept.apart_ns.min(MOST_DEBT_NS)).unwrap_or(0);
+        i64::from(page.budget(self.handle.slot)).clamp(-least, most)
     }
 
     /// It as a candidate for the core.
@@ -564,6 +587,7 @@ impl Handover {
         if has_moved || !waits {
             member.since_ns = now;
         }
+        member.see_asleep(now);
         self.some_wait |= waits;
         // NFs of a chain get packets one after another, and each has its turn in a round.
         if waits || now.saturating_sub(member.moved_ns) < LONGEST_ROUND_NS {
@@ -657,8 +681,8 @@ impl Handover {
         let round_ns = wakeup::round_ns(self.takers.0);
         let part_ns = self.part_ns(&member.handle);
         let owes_ns = member.budget_ns(&self.page).min(0).unsigned_abs();
-        let half_rounds = PATIENT_HALF_ROUNDS + 2 * (owes_ns / part_ns.unsigned_abs().max(1));
-        half_rounds.saturating_mul(round_ns / 2).min(MOST_PATIENCE_NS).max(self.still_ns)
+        let rounds = PATIENT_ROUNDS + owes_ns / part_ns.unsigned_abs().max(1);
+        rounds.saturating_mul(round_ns).min(MOST_PATIENCE_NS).max(self.still_ns)
     }
 
     /// An NF's part of a round, in nanoseconds.
@@ -675,10 +699,7 @@ impl Handover {
         let slot = self.members[at].handle.slot;
         // If no NF moved since the last rescue, the core was not available to any.
         let counts = self.moved_ns > self.rescued_ns;
-        // One that has the core says nothing about it, unless no other moves either.
-        if self.is_still(now) || self.page.running().load(Ordering::Relaxed) != slot + 1 {
-            self.rescued_ns = now;
-        }
+        self.rescued_ns = now;
         let is_governed = self.members[at].handle.governed.load(Ordering::Relaxed);
         if self.page.hands_over() && !is_governed && !self.members[at].is_alone() {
             // One that is awake has been started; what stops it is not on the page.
