@@ -289,8 +289,8 @@ oci: ## an OCI image of daemon, client and NFs, in target/oci, of what `make bui
 	$(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/sluice-$(VERSION).oci.tar
 	scripts/oci-image --check $(OCI)/sluice-$(VERSION).oci.tar
 
-# The cluster's crates are a workspace of their own. With PROFILE=debug the programs are those of its tests: others would have other
-# features, and so be built anew.
+# The cluster's crates are a workspace of their own. With PROFILE=debug the programs are those of its tests, without the optimiser's solver:
+# others would have other features, and so be built anew.
 .PHONY: oci-cluster
 oci-cluster: oci ## the OCI images for Kubernetes, in target/oci: `make oci`, and sluice-lab, sluice-operator and sluice-node
 ifeq ($(PROFILE),release)

@@ -27,8 +27,9 @@
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
 //! accepts no more, and its chains close their gates. Accepted packets are lost only if they cannot
-//! be written when the port is closed; they are counted `write_lost`. A file that another port
-//! still writes, by whichever path, is refused likewise.
+//! be written when the port is closed; they are counted `write_lost`. A file that another port of
+//! this process still writes is refused likewise, also by another path; then it is begun as
+//! [`Begins`] says.
 //!
 //! Limits. A capture has one order, so a port with several queues (of shards) has one thread read
 //! and write, and passes packets between it and the others ([`spread`]). What these sent and it has

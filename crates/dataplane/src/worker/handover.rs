@@ -128,6 +128,8 @@ struct Member {
     moved: u64,
     moved_ns: u64,
     slept: Slept,
+    /// At the last look it could take packets.
+    waits: bool,
     /// Since when it has had packets without moving.
     since_ns: u64,
     /// When it was last woken, what it had moved then, and the pause until the next wake.
@@ -160,6 +162,7 @@ impl Member {
             moved: 0,
             moved_ns: now,
             slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
+            waits: false,
             since_ns: now,
             woken_ns: 0,
             moved_when_woken: 0,
@@ -584,7 +587,9 @@ impl Handover {
             self.moved_ns = now;
         }
         let waits = member.can_run() && !member.handle.is_fed.load(Ordering::Relaxed);
-        if has_moved || !waits {
+        // Until the first look that sees it wait: the thread may have rested before.
+        let has_waited = std::mem::replace(&mut member.waits, waits);
+        if has_moved || !waits || !has_waited {
             member.since_ns = now;
         }
         member.see_asleep(now);

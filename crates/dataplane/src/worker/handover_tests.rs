@@ -560,6 +560,47 @@ fn one_that_lies_and_works_on_delays_its_neighbour_by_a_few_rounds_and_then_hard
     }
 }
 
+fn assert_none_neglected(rig: &Rig, what: &str) {
+    assert_eq!(rig.handover.distrust_until_ns, 0, "{what}");
+    for member in &rig.handover.members {
+        assert_eq!(member.neglects.n, 0, "{what}: {}", member.handle.name);
+    }
+}
+
+#[test]
+fn one_whose_packets_end_a_rest_of_the_thread_was_not_neglected() {
+    let mut rig = Rig::new(2);
+    for _ in 0..10 {
+        rig.now += 20 * MS;
+        rig.post(0, 5);
+        rig.pass(STEP_NS);
+        for _ in 0..10 {
+            rig.work(0, 1, STEP_NS);
+            rig.pass(STEP_NS);
+        }
+        assert_eq!(rig.nfs[0].handle.unread(), 0);
+    }
+    assert_none_neglected(&rig, "after rests");
+}
+
+#[test]
+fn honest_ones_that_always_have_packets_are_not_neglected() {
+    for nfs in [3, 5, 10, 40] {
+        let mut rig = Rig::new(nfs);
+        for _ in 0..2_000 * MS / STEP_NS {
+            (0..usize::from(nfs)).for_each(|nf| rig.fill(nf, 100));
+            rig.pass(STEP_NS);
+            let mut left_ns = STEP_NS;
+            while left_ns > 0 {
+                let is_awake = |nf: &usize| rig.page().asleep(*nf as u32).load(Ordering::Relaxed) == 0;
+                let Some(nf) = (0..usize::from(nfs)).find(is_awake) else { break };
+                left_ns = left_ns.saturating_sub(rig.work(nf, 1, left_ns).max(SWITCH_NS));
+            }
+        }
+        assert_none_neglected(&rig, &format!("{nfs} NFs"));
+    }
+}
+
 #[test]
 fn a_host_that_takes_the_core_away_has_nobody_neglected() {
     let mut state = 0x5eed_5eed_5eed_5eedu64;
@@ -597,10 +638,7 @@ fn a_host_that_takes_the_core_away_has_nobody_neglected() {
             left_ns = left_ns.saturating_sub(rig.work(nf, 1, left_ns).max(SWITCH_NS));
         }
     }
-    assert_eq!(rig.handover.distrust_until_ns, 0);
-    for member in &rig.handover.members {
-        assert_eq!(member.neglects.n, 0, "{}", member.handle.name);
-    }
+    assert_none_neglected(&rig, "a host that takes the core away");
 }
 
 #[test]

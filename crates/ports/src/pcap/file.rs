@@ -128,8 +128,8 @@ impl Target {
         Self { file, path, is_unused, end, claim: None }
     }
 
-    /// Keeps other ports from writing the file, by whichever path, as long as this lives: one whose
-    /// disk does not answer may have been closed, and not be at its end.
+    /// Keeps other ports of this process from writing the file as long as this lives, also by
+    /// another path: one whose disk does not answer may have been closed, and not be at its end.
     ///
     /// # Errors
     /// If another port writes it.
@@ -141,11 +141,12 @@ impl Target {
         if !metadata.is_file() {
             return Ok(());
         }
-        self.claim = Some(Claim::of(&metadata).ok_or_else(|| Error::new(ErrorKind::ResourceBusy, "another port writes it"))?);
+        let claim = Claim::of(&metadata).ok_or_else(|| Error::new(ErrorKind::ResourceBusy, "another port writes it"))?;
         if self.end > 0 {
-            // That port may have written since this one was opened.
+            // Another port may have written since this one was opened.
             self.end = self.file.seek(SeekFrom::End(0))?;
         }
+        self.claim = Some(claim);
         Ok(())
     }
 
@@ -186,7 +187,8 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if !self.is_unused {
+        // Another port may write it by now.
+        if !self.is_unused || self.claim().is_err() {
             return;
         }
         // Another file may have its name by now.
