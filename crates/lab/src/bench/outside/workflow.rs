@@ -78,12 +78,24 @@ fn plan(_: &Lab) -> Trials {
                         .tsc_hz()
                         .ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
                     let costs: Vec<u64> = units.iter().map(|units| cycles(units * UNIT_NS, hz)).collect();
-                    lab.flow(&chain(lab, sharing, &costs, &vec![true; costs.len()]))
+                    let seconds = window_s(lab.args.seconds, sharing, costs.len());
+                    lab.flow_for(&chain(lab, sharing, &costs, &vec![true; costs.len()]), seconds)
                 }));
             }
         }
     }
     plan
+}
+
+/// How long a chain is measured, in seconds: at least two rounds of the kernel's slices, so that
+/// each NF has one in any case. A run that is shorter than a slice only tries the experiment.
+fn window_s(seconds: f64, sharing: Scheduler, nfs: usize) -> f64 {
+    match sharing {
+        Scheduler::Linux(Class::Rr(slice_ms)) if seconds * 1e3 >= f64::from(slice_ms) => {
+            seconds.max(2.0 * nfs as f64 * f64::from(slice_ms) / 1e3)
+        }
+        _ => seconds,
+    }
 }
 
 /// Whether NFs burn this number of units on average.
@@ -134,6 +146,21 @@ mod tests {
     #[test]
     fn every_length_and_load_runs_in_every_way() {
         assert_eq!(plan(&lab(1)).cases.len(), 10 * 4 * 5);
+    }
+
+    #[test]
+    fn a_measurement_has_two_rounds_of_the_kernels_slices() {
+        let rr = Scheduler::Linux(Class::Rr(100));
+        for (seconds, sharing, nfs, expected) in [
+            (0.3, rr, 1, 0.3),
+            (0.3, rr, 3, 0.6),
+            (0.3, rr, 10, 2.0),
+            (5.0, rr, 10, 5.0),
+            (0.01, rr, 10, 0.01),
+            (0.3, Scheduler::Cooperative, 10, 0.3),
+        ] {
+            assert_eq!(window_s(seconds, sharing, nfs), expected, "{nfs} NFs, {seconds} s");
+        }
     }
 
     #[test]
