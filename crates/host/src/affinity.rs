@@ -69,6 +69,18 @@ pub fn allowed() -> Result<Vec<usize>, AffinityError> {
     Ok(Saved::of_this_thread()?.cores())
 }
 
+/// The cores of the first thread of a process, ascending.
+///
+/// # Errors
+/// [`AffinityError::Ended`], [`AffinityError::System`].
+pub fn of_process(pid: Pid) -> Result<Vec<usize>, AffinityError> {
+    match sched_getaffinity(Some(pid)) {
+        Ok(cores) => Ok(Saved(cores).cores()),
+        Err(Errno::SRCH) => Err(AffinityError::Ended),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Pins the calling thread to `core`; returns its former cores.
 ///
 /// # Errors

@@ -427,7 +427,8 @@ fn a_foreign_program_has_turns_like_others() {
 fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
     let _alone = alone();
     for mechanism in ["realtime", "freeze", "signal", "freezer"].into_iter().filter(|mechanism| may_start(mechanism)) {
-        let mut busy = Guest(Command::new("/bin/sh").args(BUSY).spawn().unwrap());
+        // On the core of its slices: elsewhere it would take the packet thread's.
+        let mut busy = Guest(Command::new("taskset").args(["-c", "1", "/bin/sh"]).args(BUSY).spawn().unwrap());
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("busy.pid");
         std::fs::write(&file, format!("{}\n", busy.0.id())).unwrap();
@@ -467,6 +468,25 @@ fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
             }
         }
     }
+}
+
+#[test]
+fn one_that_may_run_elsewhere_gets_no_real_time_priority() {
+    let _alone = alone();
+    if !may_start("realtime") {
+        return;
+    }
+    let busy = Guest(Command::new("/bin/sh").args(BUSY).spawn().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pid");
+    std::fs::write(&file, format!("{}\n", busy.0.id())).unwrap();
+    let mut daemon = Daemon::start("", &with_foreign(&format!("pid_file = {file:?}"), "mechanism = \"realtime\""));
+    daemon.wait_for_log("b.0 has no turns on core 1");
+    daemon.wait_for_log("before it becomes the NF b.0, or choose another mechanism");
+    let stats = daemon.wait("the others have turns", |s| s.status.schedules.iter().any(|schedule| schedule.nfs == ["a.0", "c.0"]));
+    assert_eq!(find_nf(&stats, "b.0").sched.turns, 0);
+    assert_eq!(class(busy.0.id()), Some(ordinary()));
+    assert!(daemon.end(Signal::TERM).success());
 }
 
 #[test]

@@ -122,6 +122,19 @@ pub enum Refused {
     /// Another controller has it.
     #[error("process {pid} is under control already; remove it there first")]
     Taken { pid: i32 },
+    /// It may run beside those that it should exclude, or that it should leave alone.
+    #[error(
+        "process {pid} may run on cores {cores:?}, and with a real-time priority it would keep all else off any of them; pin it to core \
+         {core} (`taskset`) before it becomes the NF {name}, or choose another mechanism"
+    )]
+    Elsewhere {
+        name: String,
+        pid: i32,
+        /// Its cores, ascending.
+        cores: Vec<usize>,
+        /// The core of its slices.
+        core: usize,
+    },
     /// The process lacks a part of our library that this mechanism needs.
     #[error("{name} cannot be controlled by {mechanism}: {why}; choose another mechanism for it")]
     NotOurs {

@@ -15,6 +15,7 @@ use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::page::{Counter, Region};
 
 use super::{Failed, Refused};
+use crate::affinity::{self, AffinityError};
 use crate::process::{Identity, Proc, last_errno};
 
 /// Flag of kernel threads in `/proc/PID/stat`.
@@ -163,6 +164,26 @@ impl Target {
 
     pub(super) fn weighs(&self) -> bool {
         self.weighs
+    }
+
+    /// Whether its processes run on `core` alone, by their first threads.
+    ///
+    /// # Errors
+    /// [`Refused::Elsewhere`], [`Refused::System`].
+    pub fn check_pinned(&self, core: usize) -> Result<(), Refused> {
+        for member in &self.members {
+            let pid = member.raw();
+            match affinity::of_process(member.pid) {
+                Ok(cores) if cores == [core] => {}
+                Ok(cores) => return Err(Refused::Elsewhere { name: self.name.clone(), pid, cores, core }),
+                Err(AffinityError::Ended) => {}
+                Err(error) => {
+                    let what = format!("the cores of process {pid}");
+                    return Err(Refused::System { doing: "read", what, source: std::io::Error::other(error) });
+                }
+            }
+        }
+        Ok(())
     }
 
     #[inline]

@@ -347,6 +347,9 @@ impl Supervisor {
         });
         let pid = nf.process.as_ref().map(|process| process.pid);
         let added = target.and_then(|target| {
+            if mechanism == Mechanism::Realtime {
+                target.check_pinned(core)?;
+            }
             // Before its threads are listed, so that a thread that starts meanwhile is noticed.
             let watch = ThreadWatch::of(&proc, &target);
             schedule.add(&handle, &target, pid, foreign, depth).map(|()| watch)
