@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use sluice_api::config::Config;
+use sluice_host::affinity;
 
 /// What checks may know of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,9 +32,7 @@ pub struct Host {
 impl Host {
     /// The host that this process runs on.
     pub fn here() -> Self {
-        let allowed = rustix::thread::sched_getaffinity(None)
-            .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
-            .unwrap_or_default();
+        let allowed = affinity::allowed().map(|cores| cores.into_iter().collect()).unwrap_or_default();
         Self {
             root: "/".into(),
             allowed,
@@ -50,7 +49,7 @@ impl Host {
     }
 
     fn online(&self) -> Option<BTreeSet<usize>> {
-        cores(&fs::read_to_string(self.root.join("sys/devices/system/cpu/online")).ok()?)
+        Some(affinity::online(&self.root.join("sys")).ok()?.into_iter().collect())
     }
 
     /// Number of 2 MiB hugepages that nobody uses.
@@ -104,17 +103,6 @@ impl Host {
         }
         Err(names)
     }
-}
-
-/// Parses the kernel's format for a list of cores, such as `0-3,8`.
-fn cores(text: &str) -> Option<BTreeSet<usize>> {
-    let mut all = BTreeSet::new();
-    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
-        all.extend(first..=last.min(first.saturating_add(65_535)));
-    }
-    Some(all)
 }
 
 /// Whether a program is named without a folder, so that PATH has to be searched.
@@ -182,31 +170,12 @@ pub fn check_core(core: usize, host: &Host) -> Option<(String, String)> {
         Some(online) if online.contains(&core) => format!("core {core} is not allowed for this process"),
         Some(_) | None => format!("no such core: {core}"),
     };
-    Some((message, format!("use one of the cores {}", ranges(&host.allowed))))
-}
-
-fn ranges(cores: &BTreeSet<usize>) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for core in cores {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *core => *last = *core,
-            _ => runs.push((*core, *core)),
-        }
-    }
-    let run = |(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
-    runs.iter().map(run).collect::<Vec<_>>().join(",")
+    Some((message, format!("use one of the cores {}", affinity::list(&host.allowed))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_cores() {
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8].into()), "0-2,5,7-8");
-        assert_eq!(cores("0-2,5,7-8\n"), Some([0, 1, 2, 5, 7, 8].into()));
-        assert_eq!(cores("x"), None);
-    }
 
     #[test]
     fn this_host_has_cores() {

@@ -194,8 +194,9 @@ pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
-/// Formats cores as the kernel's files do, such as `0-3,8`.
-pub fn list(cores: &[usize]) -> String {
+/// Formats cores, ascending, as the kernel's files do, such as `0-3,8`.
+pub fn list<'a>(cores: impl IntoIterator<Item = &'a usize>) -> String {
+    let cores: Vec<usize> = cores.into_iter().copied().collect();
     let runs = cores.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),
         [first, .., last] => format!("{first}-{last}"),
@@ -285,6 +286,8 @@ mod tests {
         assert_eq!(parse_list("0-99999999999"), None);
         assert_eq!(parse_list("a"), None);
         assert_eq!(list(&[0, 1, 2, 3, 8]), "0-3,8");
+        assert_eq!(list(&[1]), "1");
+        assert_eq!(list(&[0, 2, 3, 4, 9]), "0,2-4,9");
         assert_eq!(list(&[]), "");
     }
 

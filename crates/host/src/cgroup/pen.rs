@@ -46,7 +46,7 @@ use rustix::process::{Pid, Signal};
 
 use super::kernel::{Kernel, Linux};
 use super::{Group, MORE, NfGroup, PROCS, SUBTREE, Version, component, folder_of, is_gone};
-use crate::process;
+use crate::{affinity, process};
 
 /// Maximum time for killed processes to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -269,7 +269,7 @@ impl Pens {
     /// Confines present and future processes of a pen to these cores. Present ones must be
     /// [gathered](Gatherer::gather).
     pub fn confine(&self, pen: &mut Pen, cores: &BTreeSet<usize>) {
-        let list = ranges(cores);
+        let list = affinity::list(cores);
         if let Some(folder) = &pen.unified {
             let _ = self.kernel.write(&folder.join("cpuset.cpus"), &list);
         }
@@ -497,19 +497,6 @@ fn may_have(root: &Path, controller: &str) -> bool {
     // A folder that passes it on is looked for when it is made; here a possible one suffices.
     let text = place(Version::V2, "").and_then(|home| std::fs::read_to_string(home.join("cgroup.controllers")).ok());
     place(Version::V1, controller).is_some() || text.unwrap_or_default().split_whitespace().any(|word| word == controller)
-}
-
-/// Cores as the kernel lists them: `1-3,7`.
-fn ranges(cores: &BTreeSet<usize>) -> String {
-    let mut parts: Vec<(usize, usize)> = Vec::new();
-    for core in cores {
-        match parts.last_mut() {
-            Some((_, last)) if *last + 1 == *core => *last = *core,
-            _ => parts.push((*core, *core)),
-        }
-    }
-    let text = |(first, last): (usize, usize)| if first == last { first.to_string() } else { format!("{first}-{last}") };
-    parts.into_iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 /// The processes of a cgroup, and, if `deep`, of those below it. Empty if it does not exist.
@@ -755,8 +742,6 @@ mod tests {
 
     #[test]
     fn many_cores_have_a_name_that_is_not_too_long() {
-        assert_eq!(ranges(&[1].into()), "1");
-        assert_eq!(ranges(&[0, 2, 3, 4, 9].into()), "0,2-4,9");
         let root = root(&[("cpuset", Version::V1), ("pids", Version::V1)]);
         let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
         let mut pen = pens.make("ids.0-7", 2, most(8));

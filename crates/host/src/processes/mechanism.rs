@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use rustix::io::Errno;
 
+use crate::affinity;
+
 /// A way to stop and run processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -124,8 +126,9 @@ pub enum Refused {
     Taken { pid: i32 },
     /// It may run beside those that it should exclude, or that it should leave alone.
     #[error(
-        "process {pid} may run on cores {cores:?}, and with a real-time priority it would keep all else off any of them; pin it to core \
-         {core} (`taskset`) before it becomes the NF {name}, or choose another mechanism"
+        "process {pid} may run on cores {}, and with a real-time priority it would keep all else off any of them; pin it to core \
+         {core} (`taskset`) before it becomes the NF {name}, or choose another mechanism",
+        affinity::list(.cores)
     )]
     Elsewhere {
         name: String,
