@@ -257,6 +257,7 @@ packages:
 	scripts/deps --check packages
 	rm -rf $(STAGE) $(TARGET)/debian
 	$(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr LIBDIR=lib/$$(gcc -print-multiarch)
+	ln -s usr/lib/$$(gcc -print-multiarch) $(STAGE)/libdir
 	$(EPOCH) scripts/sbom $(STAGE)/sbom $(FEATURES)
 	$(foreach package,$(DEB_PACKAGES),$(call pack,$(subst :, ,$(package)))$(newline)	)
 pack = $(EPOCH) cargo deb -p $(word 1,$(1)) $(if $(word 2,$(1)),--variant $(word 2,$(1)) --multiarch same) --no-build --locked --strip \
