@@ -378,18 +378,9 @@ impl Plane {
         }
         let step = path.step(0);
         let mut burst = [Descriptor::default(); BURST];
+        let [_, of_path] = Descriptor { chain: path.chain.number, ingress: path.ingress, ..Descriptor::default() }.to_words();
         for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
-            let fields = Descriptor {
-                frame: packet.frame,
-                offset: packet.offset,
-                len: packet.len,
-                chain: path.chain.number,
-                verdict: 0,
-                flags: *flags,
-                arg: 0,
-                ingress: path.ingress,
-            };
-            Descriptor::put(descriptor, fields);
+            Descriptor::put(descriptor, [packet.to_word(), Descriptor::with_flags(of_path, *flags)]);
         }
         let burst = &mut burst[..packets.len().min(BURST)];
         if marked.is_none() && urgent == 0 {

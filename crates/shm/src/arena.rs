@@ -41,6 +41,13 @@ impl Packet {
     pub fn fresh(frame: u32, len: u16) -> Self {
         Self { frame, offset: HEADROOM as u16, len }
     }
+
+    /// The first word of a descriptor of it.
+    #[inline(always)]
+    pub fn to_word(&self) -> u64 {
+        // SAFETY: the size is 8, no byte is padding, and the read needs no alignment.
+        unsafe { std::ptr::from_ref(self).cast::<u64>().read_unaligned() }
+    }
 }
 
 /// Default stride, 35 cache lines: fits 1,518 bytes, headroom, and DPDK's smallest data room.

@@ -80,6 +80,12 @@ impl Descriptor {
         ]
     }
 
+    /// The second word of a descriptor, with [`flags`] where it had none.
+    #[inline(always)]
+    pub fn with_flags(word: u64, flags: u8) -> u64 {
+        word | u64::from(flags) << 24
+    }
+
     /// A descriptor's words with verdict `Next`: two copies, where its fields would take eight.
     #[inline(always)]
     pub fn with_next([a, b]: [u64; 2]) -> [u64; 2] {
@@ -89,9 +95,9 @@ impl Descriptor {
     /// Stores a descriptor as two words. Loads of words that were stored as fields wait until the
     /// store buffer has drained, which takes long for cache lines of other cores.
     #[inline(always)]
-    pub fn put(place: &mut Self, descriptor: Self) {
+    pub fn put(place: &mut Self, words: [u64; 2]) {
         // SAFETY: equal sizes, all bits are valid in both, and the write needs no alignment.
-        unsafe { std::ptr::from_mut(place).cast::<[u64; 2]>().write_unaligned(descriptor.to_words()) }
+        unsafe { std::ptr::from_mut(place).cast::<[u64; 2]>().write_unaligned(words) }
     }
 
     /// A descriptor from any two words of a slot; the receiver checks whether it makes sense.
@@ -138,6 +144,7 @@ impl RingSlot {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::arena::Packet;
 
     #[test]
     fn words_keep_every_field() {
@@ -152,8 +159,12 @@ mod tests {
             ingress: 0x0f10,
         };
         assert_eq!(Descriptor::from_words(descriptor.to_words()), descriptor);
+        let Descriptor { frame, offset, len, flags, .. } = descriptor;
+        let unmarked = Descriptor { flags: 0, ..descriptor }.to_words()[1];
+        let words = [Packet { frame, offset, len }.to_word(), Descriptor::with_flags(unmarked, flags)];
+        assert_eq!(words, descriptor.to_words());
         let mut place = Descriptor::default();
-        Descriptor::put(&mut place, descriptor);
+        Descriptor::put(&mut place, descriptor.to_words());
         assert_eq!(place, descriptor);
     }
 

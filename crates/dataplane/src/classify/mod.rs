@@ -57,6 +57,17 @@ impl Classifier {
         flags: &mut [u8],
         mut found: impl FnMut(usize, Lookup),
     ) {
+        let n = self.make_keys(arena, packets, ingress, flags);
+        self.table.lookup_burst(&self.keys[..n], &self.hashes[..n], now_ms, |i, known| {
+            found(i, known.map_or(Lookup::Miss, Lookup::Hit));
+        });
+    }
+
+    /// Makes keys and hashes of a burst, and flags for its descriptors; returns how many.
+    ///
+    /// By itself: what its caller keeps at hand would cost this loop its registers.
+    #[inline(never)]
+    fn make_keys(&mut self, arena: &Arena, packets: &[Packet], ingress: u16, flags: &mut [u8]) -> usize {
         let n = packets.len().min(flags.len()).min(BURST);
         let (keys, hashes) = (&mut self.keys[..n], &mut self.hashes[..n]);
         let hasher = self.table.hasher();
@@ -74,7 +85,7 @@ impl Classifier {
                 }
             }
         }
-        self.table.lookup_burst(keys, hashes, now_ms, |i, known| found(i, known.map_or(Lookup::Miss, Lookup::Hit)));
+        n
     }
 
     /// Sets the descriptors' flags of packets from port number `ingress` that nothing else is asked
