@@ -36,6 +36,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    sluice_host::static_names::use_built_in();
     let cli = args::Cli::parse();
     sluice_cli::ending::after(|out| commands::run(cli, out))
 }

@@ -20,6 +20,7 @@ use sluice_host::notice::in_one_line;
 use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
+use sluice_host::static_names;
 use sluice_manager::control::{Backend, server};
 use sluice_manager::otel::{self, MetricsPusher, PushCounts, PushSettings};
 use sluice_manager::page::{self, PageListener, PageServer};
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     if let Some(code) = helper::take_over() {
         return code;
     }
+    static_names::use_built_in();
     let args = Args::parse();
     let levels = log::start(args.log, args.log_level.clone());
     match run(&args, levels) {

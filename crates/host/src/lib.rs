@@ -21,6 +21,7 @@ pub mod cgroup;
 pub mod class;
 pub mod filter;
 pub mod netns;
+pub mod static_names;
 pub mod user;
 
 pub mod attach;
