@@ -1,7 +1,7 @@
 //! Names of users, groups and hosts in a static program.
 //!
-//! glibc loads a library for each source that `/etc/nsswitch.conf` names. In a static program such a
-//! library may end the process: libnss_systemd does, with SIGSEGV.
+//! glibc loads a library for each source that `/etc/nsswitch.conf` names. In a static program such
+//! a library may end the process: libnss_systemd does, with SIGSEGV.
 
 /// Has a static program look names up only where glibc does so itself: in files, and hosts by DNS.
 /// Call it before the first look. Does nothing in other programs.

@@ -61,6 +61,31 @@ const LEAST_LEFT: f64 = 0.1;
 /// Says that the trips of a cache line are over.
 const OVER: u64 = u64::MAX;
 
+/// Most that a speed of a steady host differs between two experiments, as a factor.
+const STEADY: f64 = 1.5;
+
+/// Says between which speeds the host was in some experiments, by their medians, and whether that
+/// is [steady](STEADY). None if none of them has samples.
+pub fn spread<'a>(samples: impl Iterator<Item = &'a BTreeMap<String, Summary>> + Clone) -> Option<String> {
+    let mut is_steady = true;
+    let units = [
+        (SPIN, "arithmetic", 1e9, "G steps"),
+        (COPY, "copies of memory", 1e9, "GB"),
+        (LINE, "a line between cores", 1e6, "M ways"),
+    ];
+    let speeds = units.map(|(name, what, unit, of)| {
+        let medians = samples.clone().filter_map(|of| Some(of.get(name)?.median / unit));
+        let (least, most) = medians.fold(None, |range: Option<(f64, f64)>, one| {
+            Some(range.map_or((one, one), |(least, most)| (least.min(one), most.max(one))))
+        })?;
+        is_steady &= most <= STEADY * least;
+        Some(format!("{what} {least:.2}–{most:.2} {of} a second"))
+    });
+    let speeds: Vec<String> = speeds.into_iter().flatten().collect();
+    let verdict = if is_steady { "steady" } else { "not steady: runs differ by that too" };
+    (!speeds.is_empty()).then(|| format!("Medians of the experiments: {}. The host was {verdict}.", speeds.join(", ")))
+}
+
 /// What a core copies to and from.
 struct Blocks {
     from: Vec<u8>,
@@ -251,6 +276,19 @@ mod tests {
         let samples = speed.samples();
         assert!(samples.values().all(|one| one.samples.len() == 1 && one.median > 0.0), "{samples:?}");
         assert!(samples.contains_key(SPIN) && samples.contains_key(COPY) && !samples.contains_key(LEFT), "{samples:?}");
+    }
+
+    #[test]
+    fn speeds_of_experiments_are_steady_or_not() {
+        let of = |speeds: [f64; 2]| {
+            BTreeMap::from([(SPIN, 4e8), (COPY, speeds[0]), (LINE, speeds[1])].map(|(n, v)| (n.into(), Summary::of(vec![v]))))
+        };
+        let all = [of([2e9, 8e6]), of([2.9e9, 7e6])];
+        let text = spread(all.iter()).unwrap();
+        assert!(text.contains("copies of memory 2.00–2.90 GB a second, a line between cores 7.00–8.00 M ways"), "{text}");
+        assert!(text.ends_with("The host was steady."), "{text}");
+        assert!(spread([of([2e9, 8e6]), of([3.1e9, 8e6])].iter()).unwrap().contains("not steady"));
+        assert_eq!(spread([BTreeMap::new()].iter()), None);
     }
 
     #[test]

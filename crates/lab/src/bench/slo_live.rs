@@ -20,9 +20,10 @@
 //! a run of `kept` is [`NEAR`] of it. The planner, which would refuse it, is not asked.
 //!
 //! Metrics that end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`,
-//! `kept_ratio`. The latter is the share of the daemon's windows in which neither throughput nor
-//! latency was violated, and at least [`ENOUGH`] of what was to be sent, up to what was promised,
-//! arrived: an unused promise is not a kept one. Each window counts once.
+//! `kept_ratio`, `unused_ratio`. `kept_ratio` is the share of the daemon's windows in which neither
+//! throughput nor latency was violated, and at least [`ENOUGH`] of what was to be sent, up to what
+//! was promised, arrived: an unused promise is not a kept one. `unused_ratio` is the share of the
+//! windows that failed by that alone. Each window counts once.
 //!
 //! Metrics of the three tenants that keep to their rate:
 //! - `offered_of_promised` (the least): what came from the generator;
@@ -416,6 +417,11 @@ impl Windows {
     fn kept(&self) -> Option<f64> {
         (self.all > 0.0).then(|| 1.0 - (self.violated + self.idle) / self.all)
     }
+
+    /// The part that was not kept for want of packets alone; none if there were no windows.
+    fn unused(&self) -> Option<f64> {
+        (self.all > 0.0).then(|| self.idle / self.all)
+    }
 }
 
 fn one(lab: &Lab, means: Means, times: f64, assignment: &Assignment) -> Result<Sample, Miss> {
@@ -456,6 +462,7 @@ fn one(lab: &Lab, means: Means, times: f64, assignment: &Assignment) -> Result<S
         out.insert(format!("promised_ns.{tenant}"), ns);
         out.extend(p95(&window, tenant).map(|ns| (format!("latency_ns_p95.{tenant}"), ns)));
         out.extend(windows.kept().map(|kept| (format!("kept_ratio.{tenant}"), kept)));
+        out.extend(windows.unused().map(|unused| (format!("unused_ratio.{tenant}"), unused)));
     }
     put_worst(&mut out, &window, &promised);
     if looks.is_empty() {

@@ -9,6 +9,7 @@ use std::fmt::Write;
 use super::folder::{self, Folder};
 use crate::bench::compare::short;
 use crate::bench::figures::{Check, Checked, ClaimVerdict, Figure, Known, MODELLED, Paper, PlannedRun};
+use crate::bench::host_speed;
 use crate::bench::lab::left_out_lines;
 use crate::bench::report::{Report, Summary, Variant, median};
 use sluice_cli::svg::escaped;
@@ -184,17 +185,18 @@ fn counts(compared: &[Compared]) -> Vec<(Paper, String)> {
 
 /// The host and the amount of measuring, from the first result.
 fn setting(known: &Known, folder: &Folder, is_quick: bool) -> String {
-    let Some(report) = known.runs.iter().find_map(|run| folder.result(&run.experiment)) else {
-        return "Nothing has been measured yet.".into();
-    };
+    let all: Vec<Report> = known.runs.iter().filter_map(|run| folder.result(&run.experiment)).collect();
+    let Some(report) = all.first() else { return "Nothing has been measured yet.".into() };
     let host = &report.host;
     // Experiments without packets do not know of pages.
-    let has_hugepages = known.runs.iter().filter_map(|run| folder.result(&run.experiment)).any(|report| report.host.hugepages);
+    let has_hugepages = all.iter().any(|report| report.host.hugepages);
     let pages = if has_hugepages { "with hugepages" } else { "without hugepages" };
     let short = if is_quick { " Runs are short (--quick): take single values with care." } else { "" };
     let measured = folder.provenance(&report.experiment);
     let measured = if measured.is_empty() { String::new() } else { format!(" {measured}.") };
-    format!("{}, {} cores, Linux {}, {pages}.{measured}{short}", host.cpu, host.cores, host.kernel)
+    let speeds =
+        host_speed::spread(all.iter().map(|report| &report.host_speed)).map_or(String::new(), |speeds| format!(" {speeds}"));
+    format!("{}, {} cores, Linux {}, {pages}.{measured}{short}{speeds}", host.cpu, host.cores, host.kernel)
 }
 
 /// An experiment that was simulated too.
