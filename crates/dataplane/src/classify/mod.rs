@@ -65,7 +65,7 @@ impl Classifier {
 
     /// Makes keys and hashes of a burst, and flags for its descriptors; returns how many.
     ///
-    /// By itself: what its caller keeps at hand would cost this loop its registers.
+    /// By itself, so that what its caller keeps at hand takes no registers of this loop.
     #[inline(never)]
     fn make_keys(&mut self, arena: &Arena, packets: &[Packet], ingress: u16, flags: &mut [u8]) -> usize {
         let n = packets.len().min(flags.len()).min(BURST);
