@@ -62,7 +62,7 @@ const LEAST_LEFT: f64 = 0.1;
 const OVER: u64 = u64::MAX;
 
 /// Most that a speed of a steady host differs between two experiments, as a factor.
-const STEADY: f64 = 1.5;
+pub const STEADY: f64 = 1.5;
 
 /// Says between which speeds the host was in some experiments, by their medians, and whether that
 /// is [steady](STEADY). None if none of them has samples.

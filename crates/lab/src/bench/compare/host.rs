@@ -13,7 +13,7 @@
 //! [`host_speed`]: crate::bench::host_speed
 
 use super::direction::Follows;
-use crate::bench::host_speed::{COPY, LEFT, LINE, SPIN};
+use crate::bench::host_speed::{COPY, LEFT, LINE, SPIN, STEADY};
 use crate::bench::report::{Report, median};
 
 /// Speeds, and the words for them.
@@ -53,6 +53,11 @@ impl HostChange {
     pub fn alone(&self, follows: Follows) -> [f64; SPEEDS.len()] {
         let [speeds @ .., left] = self.would_make(follows);
         speeds.map(|speed| speed + left)
+    }
+
+    /// Whether one of its speeds is no longer that of a [steady](STEADY) host.
+    pub fn is_large(&self) -> bool {
+        self.speeds.iter().any(|change| change.abs() > STEADY.ln())
     }
 
     fn would_make(&self, follows: Follows) -> [f64; SPEEDS.len() + 1] {
@@ -110,6 +115,7 @@ pub mod tests {
         close(left(0.9, Follows::Nothing), 0.9);
         close(slower.alone(Follows::Speed)[2], 0.8f64.ln());
         let same = between([1.0; 3], [1.0; 3], 1.0);
+        assert!(!slower.is_large() && between([1.0, 2.0, 4.0], [1.0, 1.3, 4.0], 1.0).is_large());
         assert_eq!(
             HostChange::words(&[slower]),
             "arithmetic × 0.90, copies × 1.00, from core to core × 0.80, left by others × 1.00"

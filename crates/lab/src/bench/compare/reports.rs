@@ -565,6 +565,13 @@ fn setting(both: &[(&Report, &Report)], tests: &[Tested], out: &mut dyn Write) -
     let hosts: Vec<HostChange> = both.iter().filter_map(|(was, is)| HostChange::between(was, is)).collect();
     if !hosts.is_empty() {
         writeln!(out, "The host, after to before, in the middle of {} experiments: {}.", hosts.len(), HostChange::words(&hosts))?;
+        let large = hosts.iter().filter(|host| host.is_large()).count();
+        if large > 0 {
+            writeln!(
+                out,
+                "In {large} of them it changed so much that a rate that moved with it does not count: compare on a steadier host."
+            )?;
+        }
     }
     let silent = both.len() - hosts.len();
     if silent > 0 {
