@@ -490,6 +490,32 @@ fn one_that_may_run_elsewhere_gets_no_real_time_priority() {
 }
 
 #[test]
+fn one_that_is_not_pinned_yet_has_turns_as_soon_as_it_is() {
+    let _alone = alone();
+    if !may_start("realtime") {
+        return;
+    }
+    let mut daemon = Daemon::start("stall_ms = 0", &(guests() + "[workflow]\nmechanism = \"realtime\"\n"));
+    let socket = daemon.run_dir().join("nf.sock");
+    let start = |program: &str, args: &[&str], name: &str| {
+        let mut command = Command::new(program);
+        command.args(args).env("SLUICE_SOCKET", &socket).env("SLUICE_NF", name).stdin(Stdio::null()).stdout(Stdio::null());
+        Guest(command.spawn().unwrap())
+    };
+    // `b` attaches, and neither pins itself nor reports that it is ready.
+    let late = start(&hostile_nf(), &["hostile-nf", "unready"], "b");
+    daemon.wait("it has attached", |s| s.nfs.iter().any(|nf| nf.name == "b.0" && nf.pid == Some(late.0.id())));
+    let _others = ["a", "c"].map(|name| start(&nf("sluice-nf-bridge"), &[], name));
+    daemon.wait("the others have turns", |s| s.status.schedules.iter().any(|schedule| schedule.nfs == ["a.0", "c.0"]));
+    assert_eq!(class(late.0.id()), Some(ordinary()));
+    let pid = late.0.id().to_string();
+    assert!(Command::new("taskset").args(["-pc", "1", &pid]).stdout(Stdio::null()).status().unwrap().success());
+    daemon.wait("it has turns", |s| s.status.schedules.iter().any(|schedule| schedule.nfs == ["a.0", "b.0", "c.0"]));
+    assert!(!daemon.log().contains("has no turns"), "{}", daemon.log());
+    daemon.end(Signal::KILL);
+}
+
+#[test]
 fn what_such_a_process_starts_has_its_turns_too() {
     let _alone = alone();
     if !may_start("a foreign program") {

@@ -315,7 +315,8 @@ impl Supervisor {
     fn take_in(&mut self, core: usize, mechanism: Mechanism, number: u16, schedule: &mut CoreSchedule) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(handle) = nf.handle.clone() else { return };
-        if !mechanism.works_uncooperatively() && handle.region.page.counter(Counter::Ready).load(Ordering::Acquire) == 0 {
+        let is_ready = handle.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+        if !mechanism.works_uncooperatively() && !is_ready {
             // It has not reported yet whether it takes part.
             self.outside.look_again = true;
             return;
@@ -357,6 +358,8 @@ impl Supervisor {
         let Some(governed) = self.outside.cores.get_mut(&core) else { return };
         match added {
             Ok(watch) => drop(governed.members.insert(number, watch)),
+            // The library pins an NF that is started by hand, before it reports that it is ready.
+            Err(Refused::Elsewhere { .. }) if nf.foreign.is_none() && !is_ready => self.outside.look_again = true,
             Err(refused) => {
                 governed.refused.insert(number);
                 let name = &handle.name;
