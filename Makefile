@@ -215,10 +215,10 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(BUILT)/pages/completions/sluice
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(BUILT)/pages/completions/_sluice
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d $(BUILT)/pages/completions/sluice.fish
-	install -m 755 $(BUILT)/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
-	find $(BUILT) -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
+	install $(STRIP) -m 755 $(BUILT)/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
+	find $(BUILT) -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install $(STRIP) -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
 	install -d $(DESTDIR)$(PREFIX)/lib/sluice
-	find $(BUILT) -maxdepth 1 -type f -name 'libsluice_nf_*.so' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/lib/sluice {} +
+	find $(BUILT) -maxdepth 1 -type f -name 'libsluice_nf_*.so' -exec install $(STRIP) -m 755 -t $(DESTDIR)$(PREFIX)/lib/sluice {} +
 	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
 	install -d $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig
 	install -m 644 -t $(DESTDIR)$(PREFIX)/$(LIBDIR) $(BUILT)/libsluice_nf.a
@@ -236,6 +236,17 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src/pictures
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/pictures/* $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src/pictures
+
+.PHONY: install-strip
+install-strip: ## the same, without line numbers for backtraces: a fifth of the size
+	$(MAKE) install STRIP=-s
+
+# What the same tree would install, in a folder of its own, says what there is to remove.
+.PHONY: uninstall
+uninstall: ## remove what `make install` of this tree put under PREFIX; configurations in /etc and /var/lib/sluice stay
+	stage=$$(mktemp -d) && trap 'rm -rf "$$stage"' EXIT && $(MAKE) -s install DESTDIR="$$stage" && cd "$$stage" && \
+	    find . ! -type d -printf '$(DESTDIR)/%P\0' | xargs -0r rm -f && \
+	    find . -depth -type d -path '*/*sluice*' -printf '$(DESTDIR)/%P\0' | xargs -0r rmdir --ignore-fail-on-non-empty
 
 # Of the cluster's workspace, which `make build` leaves out.
 .PHONY: install-cluster
