@@ -37,9 +37,10 @@ fn passes_packets_unchanged(name: &str, via: &str) {
     std::fs::write(file("in.pcap"), pcap(Order::Little, MICROS, 1, &packets)).unwrap();
     let body = port("in", "pcap", &format!("read = {:?}\noverload = \"wait\"", file("in.pcap")))
         + &port("out", "pcap", &format!("write = {:?}", file("out.pcap")))
+        // Room for all packets, however long `b` gets no CPU time: testpmd drops what finds none.
         + &service("a", "sluice-nf-bridge", "")
         + &testpmd(name, via)
-        + &service("b", "sluice-nf-monitor", "")
+        + &service("b", "sluice-nf-monitor", "ring = 8192")
         + &chain("c", "in", &["a", name, "b"], "out", "");
     let mut daemon = Daemon::start("", &body);
     let all = packets.len() as u64;
