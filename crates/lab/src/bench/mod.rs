@@ -27,6 +27,7 @@ mod leaky_dma;
 mod lines;
 mod linux_chain;
 mod measure;
+mod observers;
 mod outside;
 mod peers;
 mod planner;
@@ -53,6 +54,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     latency::EXPERIMENT,
     shards::EXPERIMENT,
     density::EXPERIMENT,
+    observers::EXPERIMENT,
     sched::baseline::EXPERIMENT,
     sched::chain::EXPERIMENT,
     sched::multicore::EXPERIMENT,

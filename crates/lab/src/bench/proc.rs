@@ -55,6 +55,17 @@ pub fn threads_run_ns(pid: u32) -> std::io::Result<u64> {
     Ok(threads.flatten().filter_map(of_one).map(|(run_ns, ..)| run_ns).sum())
 }
 
+/// CPU time of the thread of a process that has this name, in nanoseconds; none if there is none.
+pub fn thread_run_ns(pid: u32, name: &str) -> std::io::Result<Option<u64>> {
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        let text = |file: &str| std::fs::read_to_string(thread.path().join(file));
+        if text("comm").is_ok_and(|comm| comm.trim_end() == name) {
+            return Ok(text("schedstat").ok().and_then(|text| schedstat(&text)).map(|(run_ns, ..)| run_ns));
+        }
+    }
+    Ok(None)
+}
+
 /// Run time, waiting time (both in nanoseconds) and slices.
 fn schedstat(text: &str) -> Option<(u64, u64, u64)> {
     let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());
