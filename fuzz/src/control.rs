@@ -12,6 +12,7 @@ use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
 use sluice_api::shadow::{ShadowReport, ShadowRequest};
+use sluice_dataplane::trace::PacketTest;
 use sluice_manager::capture::filter::PacketFilter;
 use sluice_manager::control::server::{Limits, Unconnected};
 use sluice_manager::control::{Backend, Pieces};

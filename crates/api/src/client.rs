@@ -44,7 +44,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The socket belongs to another user.
-    #[error("no permission for {path}: run as root or as the user that sluiced runs as")]
+    #[error("no permission for {path}: run as root, as the user that sluiced runs as, or as a member of control.group")]
     NoPermission {
         /// The socket.
         path: PathBuf,

@@ -180,7 +180,11 @@ removed by single commands since then (sluice nf add, sluice rule add) is undone
 Examples:
   sluice trace                          ten packets of any chain, or of none
   sluice trace --chain web --count 3    three packets of one chain
-  sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule")]
+  sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule
+  sluice trace --port lan --filter 'host 10.0.0.7 and udp port 53'
+
+While a trace waits for a rule, a port or a filter, each packet is looked at. `man pcap-filter` describes filters; `sluice capture
+--hop drop` and `sluice drops` show dropped packets alone.")]
     Trace(TraceArgs),
     /// Show what is dropped: each reason with its rate, where, a packet, and what to do about it
     #[command(after_help = "\
@@ -672,6 +676,12 @@ pub struct TraceArgs {
     /// Only packets that this rule classifies
     #[arg(long)]
     pub rule: Option<String>,
+    /// Only packets that come in at this port
+    #[arg(long)]
+    pub port: Option<String>,
+    /// Only packets that this filter accepts by their first 256 bytes, in libpcap's language
+    #[arg(long, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
     /// How many packets
     #[arg(long, short = 'n', value_name = "N", default_value_t = 10,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_api::model::MAX_TRACED)))]

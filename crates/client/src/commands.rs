@@ -18,7 +18,7 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
 use crate::args::{Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
-use crate::{capture, doctor, drops, flows, init, man, other, record, replay, revise, show, top, upgrade, values, why};
+use crate::{capture, doctor, drops, filter, flows, init, man, other, record, replay, revise, show, top, upgrade, values, why};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -364,7 +364,9 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
 fn trace(client: &mut Client, args: TraceArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let timeout_ms = (args.timeout * 1e3) as u64;
     let wanted = args.count;
-    let trace = client.trace(&TraceRequest { chain: args.chain, rule: args.rule, count: wanted, timeout_ms })?;
+    let filter = args.filter.as_deref().map(filter::compile).transpose()?.unwrap_or_default();
+    let TraceArgs { chain, rule, port, .. } = args;
+    let trace = client.trace(&TraceRequest { chain, rule, port, filter, count: wanted, timeout_ms })?;
     if args.json {
         json(out, &trace)?;
     } else {

@@ -33,6 +33,12 @@ pub fn describe(step: &Step, before: &config::Config) -> Change {
         Step::NeedsRestart { key } => change(Action::Restart, "key", key, ("changes when sluiced is restarted".into(), Vec::new())),
         Step::ChangeManager { manager } => change(Action::Change, "section", "manager", both(Some(&before.manager), Some(manager))),
         Step::ChangeSched { sched } => change(Action::Change, "section", "sched", both(Some(&before.sched), Some(sched))),
+        Step::ChangeFlowLog { flow_log } => {
+            change(Action::Change, "section", "flow_log", both(Some(&before.flow_log), Some(flow_log)))
+        }
+        Step::ChangeRecorder { recorder } => {
+            change(Action::Change, "section", "recorder", both(Some(&before.recorder), Some(recorder)))
+        }
         Step::AddPort { port } => change(add, "port", &port.name, named_only(changed(None, Some(port)))),
         Step::ReplacePort { port } | Step::ChangeRate { port } => {
             change(Action::Change, "port", &port.name, both(port_before(&port.name), Some(port)))
@@ -140,6 +146,18 @@ impl WithDefaults for config::Manager {
 }
 
 impl WithDefaults for config::Sched {
+    fn with_defaults(&self) -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+impl WithDefaults for config::FlowLogConfig {
+    fn with_defaults(&self) -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+impl WithDefaults for config::Recorder {
     fn with_defaults(&self) -> Option<Self> {
         Some(Self::default())
     }

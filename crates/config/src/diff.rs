@@ -7,17 +7,17 @@
 //! Terms: an entry is *changed* if it differs from the one of the same name.
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
-//! a removal and an addition. Of the keys of `[manager]` and `[sched]` only those of
-//! [`living_manager`] and [`living_sched`] change on a running daemon; the others, and the keys of
-//! `[memory]`, `[workflow]`, `[openflow]`, `[promises]`, `[page]`, `[telemetry]`, `[flow_log]` and
-//! `[recorder]`, take effect only at a restart.
+//! a removal and an addition. Of the keys of `[manager]`, `[sched]` and `[flow_log]` only those of
+//! [`living_manager`], [`living_sched`] and [`living_flow_log`] change on a running daemon, and all
+//! of `[recorder]`; the others, and the keys of `[memory]`, `[workflow]`, `[openflow]`,
+//! `[promises]`, `[control]`, `[page]` and `[telemetry]`, take effect only at a restart.
 
 use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use sluice_api::config::{Chain, Config, Gen, Manager, Port, PortKind, Rule, Sched, Service};
+use sluice_api::config::{Chain, Config, FlowLogConfig, Gen, Manager, Port, PortKind, Recorder, Rule, Sched, Service};
 
 /// One step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,16 @@ pub enum Change {
     ChangeSched {
         /// The section, with its other keys as they were.
         sched: Sched,
+    },
+    /// Change keys of `[flow_log]` that the running daemon can change.
+    ChangeFlowLog {
+        /// The section, with its other keys as they were.
+        flow_log: FlowLogConfig,
+    },
+    /// End the flight recorder, and start another one if the section asks for it.
+    ChangeRecorder {
+        /// The section.
+        recorder: Recorder,
     },
     /// Open a port.
     AddPort {
@@ -122,6 +132,8 @@ impl fmt::Display for Change {
             Self::NeedsRestart { key } => write!(f, "{key} changes when sluiced is restarted"),
             Self::ChangeManager { .. } => write!(f, "change settings of the manager"),
             Self::ChangeSched { .. } => write!(f, "change settings of scheduling"),
+            Self::ChangeFlowLog { .. } => write!(f, "change the log of flows"),
+            Self::ChangeRecorder { .. } => write!(f, "change the flight recorder"),
             Self::AddPort { port } => write!(f, "add port {}", port.name),
             Self::ChangeRate { port } => write!(f, "change the rate of port {}", port.name),
             Self::ReplacePort { port } => write!(f, "replace port {}", port.name),
@@ -216,6 +228,11 @@ pub fn living_sched(old: &Sched, new: &Sched) -> Sched {
     }
 }
 
+/// `[flow_log]`, as [`living_manager`]. The memory of flows is the meters' from their start on.
+pub fn living_flow_log(old: &FlowLogConfig, new: &FlowLogConfig) -> FlowLogConfig {
+    FlowLogConfig { flows: old.flows, ..new.clone() }
+}
+
 /// Whether ports are generators that differ only in their rate.
 fn is_rate_change(before: &Port, after: &Port) -> bool {
     let (PortKind::Gen(old), PortKind::Gen(new)) = (&before.kind, &after.kind) else { return false };
@@ -308,10 +325,19 @@ fn is_living_change(before: &Service, after: &Service) -> bool {
 /// Reports differences in keys of tables: those that take effect at a restart, then the others.
 fn settings(old: &Config, new: &Config) -> Vec<Change> {
     let (manager, sched) = (living_manager(&old.manager, &new.manager), living_sched(&old.sched, &new.sched));
-    let kept = Config { manager: manager.clone(), sched: sched.clone(), ..old.clone() };
+    let (flow_log, recorder) = (living_flow_log(&old.flow_log, &new.flow_log), new.recorder.clone());
+    let kept = Config {
+        manager: manager.clone(),
+        sched: sched.clone(),
+        flow_log: flow_log.clone(),
+        recorder: recorder.clone(),
+        ..old.clone()
+    };
     let mut changes = restarts(&kept, new);
     changes.extend((manager != old.manager).then_some(Change::ChangeManager { manager }));
     changes.extend((sched != old.sched).then_some(Change::ChangeSched { sched }));
+    changes.extend((flow_log != old.flow_log).then_some(Change::ChangeFlowLog { flow_log }));
+    changes.extend((recorder != old.recorder).then_some(Change::ChangeRecorder { recorder }));
     changes
 }
 
@@ -324,10 +350,10 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("workflow", serde_json::to_value(&c.workflow)),
             ("openflow", serde_json::to_value(&c.openflow)),
             ("promises", serde_json::to_value(&c.promises)),
+            ("control", serde_json::to_value(&c.control)),
             ("page", serde_json::to_value(&c.page)),
             ("telemetry", serde_json::to_value(&c.telemetry)),
             ("flow_log", serde_json::to_value(&c.flow_log)),
-            ("recorder", serde_json::to_value(&c.recorder)),
         ];
         pairs.map(|(name, table)| (name, table.unwrap_or_default()))
     };
@@ -384,6 +410,8 @@ impl Change {
             Self::NeedsRestart { .. } => {}
             Self::ChangeManager { manager } => config.manager = living_manager(&config.manager, manager),
             Self::ChangeSched { sched } => config.sched = living_sched(&config.sched, sched),
+            Self::ChangeFlowLog { flow_log } => config.flow_log = living_flow_log(&config.flow_log, flow_log),
+            Self::ChangeRecorder { recorder } => config.recorder.clone_from(recorder),
             Self::AddPort { port } => config.ports.push(port.clone()),
             Self::ReplacePort { port } | Self::ChangeRate { port } => replace(&mut config.ports, port, |a, b| a.name == b.name),
             Self::AddService { service } => config.services.push(service.clone()),
@@ -438,6 +466,7 @@ mod tests {
         let new = r#"
             memory = { frames = 65536 }
             recorder = { memory_mib = 4 }
+            flow_log = { flows = 4096 }
             port = [{ name = "a", kind = "gen", flows = 7 }, { name = "b", kind = "sink" }, { name = "d", kind = "sink" }]
             service = [{ name = "nat", exec = "nat", instances = 2 }, { name = "ids", exec = "ids", instances = 4 },
                        { name = "lb", exec = "lb" }]
@@ -448,7 +477,8 @@ mod tests {
             said(OLD, new),
             [
                 "memory.frames changes when sluiced is restarted",
-                "recorder.memory_mib changes when sluiced is restarted",
+                "flow_log.flows changes when sluiced is restarted",
+                "change the flight recorder",
                 "add port d",
                 "replace port a",
                 "add service lb (1 instances)",
@@ -489,6 +519,8 @@ mod tests {
         let manager = "manager = { latency_sample = 0, log_level = \"debug\", stall_ms = 5 }\n";
         let both = ["manager.stall_ms changes when sluiced is restarted", "change settings of the manager"];
         assert_eq!(said(OLD, &format!("{manager}{OLD}")), both);
+        let logged = "flow_log = { file = \"/a\", idle_ms = 500 }\nrecorder = { rate_hz = 50 }\n";
+        assert_eq!(said(OLD, &format!("{logged}{OLD}")), ["change the log of flows", "change the flight recorder"]);
         let rate = OLD.replace("name = \"a\", kind = \"gen\"", "name = \"a\", kind = \"gen\", rate = 5");
         assert_eq!(said(OLD, &rate), ["change the rate of port a"]);
         assert_eq!(said(OLD, &rate.replace("rate = 5", "rate = 5, size = 99")), ["replace port a"]);

@@ -87,16 +87,26 @@ impl Host {
 
     /// Looks up a user ID by name or number. The error lists the known names.
     pub(super) fn user(&self, user: &str) -> Result<u32, Vec<String>> {
-        if let Ok(uid) = user.parse() {
-            return Ok(uid);
+        self.entry("etc/passwd", user)
+    }
+
+    /// Looks up a group ID, as [`Self::user`].
+    pub(super) fn group(&self, group: &str) -> Result<u32, Vec<String>> {
+        self.entry("etc/group", group)
+    }
+
+    /// The number of a name in a file of users or groups.
+    fn entry(&self, file: &str, wanted: &str) -> Result<u32, Vec<String>> {
+        if let Ok(number) = wanted.parse() {
+            return Ok(number);
         }
-        let accounts = fs::read_to_string(self.root.join("etc/passwd")).unwrap_or_default();
+        let entries = fs::read_to_string(self.root.join(file)).unwrap_or_default();
         let mut names = Vec::new();
-        for line in accounts.lines() {
+        for line in entries.lines() {
             let mut fields = line.split(':');
-            if let (Some(name), Some(_), Some(uid)) = (fields.next(), fields.next(), fields.next()) {
-                match uid.parse() {
-                    Ok(uid) if name == user => return Ok(uid),
+            if let (Some(name), Some(_), Some(number)) = (fields.next(), fields.next(), fields.next()) {
+                match number.parse() {
+                    Ok(number) if name == wanted => return Ok(number),
                     _ => names.push(name.to_string()),
                 }
             }

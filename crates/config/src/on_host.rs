@@ -21,6 +21,7 @@ const HUGEPAGE: u64 = 2 << 20;
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     let mut problems = Vec::new();
     check_cores(config, host, &mut problems);
+    check_control_group(config, host, &mut problems);
     check_services(config, host, &mut problems);
     check_ports(config, host, &mut problems);
     check_runtime_dir(config, host, &mut problems);
@@ -42,6 +43,18 @@ fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     }
     let wrong = |(at, core)| check_core(core, host).map(|(message, help)| Problem::error(at, message, help));
     problems.extend(uses.into_iter().filter_map(wrong));
+}
+
+fn check_control_group(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    let Some(group) = &config.control.group else { return };
+    if let Err(names) = host.group(group) {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let help = match nearest::nearest(group, &names) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("make it with `groupadd --system {group}`, or name another group"),
+        };
+        problems.push(Problem::error(At::key("control", "group"), format!("no group is called \"{group}\""), help));
+    }
 }
 
 fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
@@ -295,6 +308,7 @@ mod tests {
         write("sys/devices/system/cpu/online", "0-1\n", 0o644);
         write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3\n", 0o644);
         write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n", 0o644);
+        write("etc/group", "root:x:0:\nsluice:x:990:ann,bob\n", 0o644);
         write("opt/sluice/ids", "", 0o755);
         write("usr/bin/ids", "", 0o755);
         write("usr/bin/nat", "", 0o755);
@@ -373,6 +387,19 @@ mod tests {
         let mut config = crate::load::parse(&service("exec = \"ids\""), "a.toml").unwrap();
         resolve(&mut config, &host);
         assert_eq!(config.services[0].exec.as_deref(), Some(Path::new("/opt/sluice/ids")));
+    }
+
+    #[test]
+    fn the_group_of_the_control_socket() {
+        let (_root, host) = host(&[0], 0);
+        let group = |group: &str| said(&format!("[control]\ngroup = {group:?}\n"), &host);
+        assert_eq!(group("slice"), ["control.group: no group is called \"slice\" = did you mean \"sluice\"?"]);
+        assert_eq!(
+            group("ops"),
+            ["control.group: no group is called \"ops\" = make it with `groupadd --system ops`, or name another group"]
+        );
+        assert_eq!(group("sluice"), Vec::<String>::new());
+        assert_eq!(group("1234"), Vec::<String>::new());
     }
 
     #[test]

@@ -21,6 +21,7 @@ use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_host::static_names;
+use sluice_host::user::look_up_group;
 use sluice_manager::control::{Backend, server};
 use sluice_manager::otel::{self, MetricsPusher, PushCounts, PushSettings};
 use sluice_manager::page::{self, PageListener, PageServer};
@@ -102,6 +103,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     levels::on_change(move |wanted| levels.set(wanted));
     raise_open_files(&config)?;
     let listener = page::bind(&config.page)?;
+    let group = config.control.group.as_deref().map(look_up_group).transpose()?;
     let pushing = PushSettings::of(&config);
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
@@ -115,11 +117,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let kinds = Arc::new(sluice_ports::All::default());
-    if config.openflow.controller.is_some() {
-        // It sends packets, too.
-        kinds.mix();
-    }
+    let kinds = port_kinds(&config);
     let supervisor = match Supervisor::start(config, Some(args.config.clone()), kinds, record, &stop) {
         Err(interrupted @ SupervisorError::Interrupted) => {
             info!("{interrupted}");
@@ -128,7 +126,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
         started => started?,
     };
     let remote = supervisor.remote();
-    let served = match serve(&socket, Arc::new(remote.clone()), listener, pushing.zip(supervisor.pushes())) {
+    let served = match serve(&socket, group, Arc::new(remote.clone()), listener, pushing.zip(supervisor.pushes())) {
         Ok(served) => served,
         Err(error) => {
             remote_quit(supervisor);
@@ -152,6 +150,15 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     let _ = watcher.join();
     info!("stopped");
     Ok(())
+}
+
+fn port_kinds(config: &Config) -> Arc<sluice_ports::All> {
+    let kinds = Arc::new(sluice_ports::All::default());
+    if config.openflow.controller.is_some() {
+        // It sends packets, too.
+        kinds.mix();
+    }
+    kinds
 }
 
 /// Says that packets can flow: in the log, and to systemd.
@@ -190,13 +197,14 @@ impl Served {
 /// Serves the control API, and the web page beside it and at its listener; and starts to push.
 fn serve(
     socket: &Path,
+    group: Option<u32>,
     backend: Arc<dyn Backend>,
     listener: Option<PageListener>,
     pushing: Option<(PushSettings, Arc<PushCounts>)>,
 ) -> anyhow::Result<Served> {
     let page = PageServer::start(backend.clone(), listener)?;
     let pusher = pushing.map(|(settings, counts)| otel::start(settings, counts, backend.clone())).transpose()?;
-    let server = server::serve_with(socket, backend, server::Limits::default(), page.onto())?;
+    let server = server::serve_with(socket, group, backend, server::Limits::default(), page.onto())?;
     if let Some(url) = page.url() {
         info!("the page is at {url}");
     }

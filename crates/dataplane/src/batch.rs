@@ -83,8 +83,8 @@ pub struct OwnedQueue {
     pub(crate) has_urgent: bool,
     /// Keys of the packets that wait for an instance, by position of arrival.
     pub(crate) waiting: Box<[(FlowKey, Wanted); VECTOR]>,
-    /// Whether the active trace covers packets of one rule: the [`Batch::traceable`] ones.
-    pub(crate) traces_rule: bool,
+    /// Whether the active trace covers some packets of the queue: the [`Batch::traceable`] ones.
+    pub(crate) traces_some: bool,
     /// Packets that were read last and not let in yet: `from..to`.
     pub(crate) from: usize,
     pub(crate) to: usize,
@@ -161,7 +161,7 @@ impl OwnedQueue {
             gathering: Gathering { spare: Box::default(), groups: Box::default(), bursts: 1, ungathered: 0 },
             has_urgent: false,
             waiting: Box::new([Default::default(); VECTOR]),
-            traces_rule: false,
+            traces_some: false,
             from: 0,
             to: 0,
             basis: Basis::default(),

@@ -284,6 +284,13 @@ pub fn meter(settings: MeterSettings) -> (Box<FlowMeter>, Arc<MeteredFlows>) {
     (Box::new(FlowMeter { flows: flows.clone(), settings, keys, tags, live: 0, timed, hand: 0 }), flows)
 }
 
+impl FlowMeter {
+    /// Has flows end after other times: [`MeterSettings::idle_ns`] and `active_ns`.
+    pub fn set_times(&mut self, idle_ns: u64, active_ns: u64) {
+        self.settings = MeterSettings { idle_ns, active_ns, ..self.settings };
+    }
+}
+
 /// The end that TCP flags show, if they show one.
 fn end_of(tcp_flags: u8) -> Option<FlowEndReason> {
     match tcp_flags {

@@ -20,7 +20,7 @@ use crate::in_flight::InFlight;
 use crate::observers::{self, Observers};
 use crate::pressure::Alerts;
 use crate::queue::TxBuffer;
-use crate::trace::{Mark, TraceEvent, TraceHead, TraceRequest, TraceWhat};
+use crate::trace::{Mark, PacketTest, TraceEvent, TraceHead, TraceRequest, TraceWhat};
 use crate::wake::Timers;
 
 /// What a packet thread forwards with.
@@ -316,16 +316,22 @@ impl Plane {
         self.observers.as_deref().is_some_and(shows) || self.is_tracing()
     }
 
-    /// Whether the active trace covers packets with this key, whatever their chain.
-    pub fn traces(&self, key: &FlowKey) -> bool {
-        let is_about = |rule| self.tables.rules.first_rule(key) == Some(rule);
-        self.trace().is_some_and(|trace| trace.rule.is_none_or(is_about))
+    /// Whether the active trace covers a packet with this key, whatever its chain.
+    pub fn traces(&self, key: &FlowKey, packet: Packet) -> bool {
+        let Some(trace) = self.trace() else { return false };
+        let is_accepted = |filter: &Box<dyn PacketTest>| {
+            let (bytes, len) = self.head_of(packet);
+            filter.accepts(&bytes[..len], packet.len.into())
+        };
+        trace.ingress.is_none_or(|port| port == key.ingress())
+            && trace.rule.is_none_or(|rule| self.tables.rules.first_rule(key) == Some(rule))
+            && trace.filter.as_ref().is_none_or(is_accepted)
     }
 
     /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
     #[cold]
     pub(crate) fn report_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
-        if self.traces(key) {
+        if self.traces(key, packet) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
         self.show(&Sight::refused(Some(key.ingress()), chain, why, key.ingress()), &[packet]);

@@ -141,11 +141,6 @@ pub trait WireEnd: PortQueue + Debug {
     /// keeps the frames.
     fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
 
-    /// Packets that arrived and found no room.
-    fn overruns(&self) -> u64 {
-        0
-    }
-
     /// Whether the program is connected. May make system calls.
     fn is_connected(&self) -> bool {
         true

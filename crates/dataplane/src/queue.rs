@@ -40,6 +40,11 @@ pub trait PortQueue: Send {
         false
     }
 
+    /// Packets that came in and found no room, since it was opened.
+    fn overruns(&self) -> u64 {
+        0
+    }
+
     /// How the thread notices incoming packets, so that it can rest until then.
     fn arrivals(&self) -> Arrivals<'_> {
         if self.is_finished() { Arrivals::Never } else { Arrivals::Looked }
@@ -90,6 +95,8 @@ pub struct QueueCounters {
     pub lost_bytes: Counter,
     /// Packets that came in and were dropped because they exceeded a frame of packet memory.
     pub oversize: Counter,
+    /// Packets that came in and found no room, as of the last housekeeping.
+    pub overruns: Counter,
     /// Packets due at the configured rate and never made, because the queue was polled too late.
     pub skipped: Counter,
     /// Some of the packets that it dropped by itself, while something looks.
@@ -98,11 +105,12 @@ pub struct QueueCounters {
 
 impl QueueCounters {
     /// Drops that the queue counts by itself, by reason.
-    pub fn own_drops(&self) -> [(&'static str, u64); 3] {
+    pub fn own_drops(&self) -> [(&'static str, u64); 4] {
         [
             (PortDrop::Mtu.name(), self.mtu.get()),
             (PortDrop::NoLink.name(), self.no_link.get()),
             (PortDrop::Oversize.name(), self.oversize.get()),
+            (PortDrop::Overrun.name(), self.overruns.get()),
         ]
     }
 

@@ -18,6 +18,7 @@ use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::{NO_ARENA, Packet};
 use crate::plane::Plane;
 use crate::steer::{Arrival, ChooseChain, ChooseInstances, Chosen, Env, Released, SteerRequest};
+use crate::trace::TraceRequest;
 
 /// Whether NFs are woken at once for these TCP flags, which end a connection or half of it.
 #[inline(always)]
@@ -39,15 +40,16 @@ fn urgent_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
 /// A bit for each of `n` packets from `first` on that the active trace covers.
 #[inline(always)]
 fn traceable_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
-    if owned.traces_rule { mask(n, |i| owned.batch.traceable[first + i]) } else { u32::MAX }
+    if owned.traces_some { mask(n, |i| owned.batch.traceable[first + i]) } else { u32::MAX }
 }
 
 /// Determines which packets of a queue a new trace covers: they came before it began.
 #[cold]
 pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
-    owned.traces_rule = plane.trace().is_some_and(|trace| trace.rule.is_some());
+    owned.traces_some = plane.trace().is_some_and(TraceRequest::is_selective);
     for i in owned.from..owned.to {
-        owned.batch.traceable[i] = plane.traces(&plane.key_of(owned.batch.packets[i], owned.port));
+        let packet = owned.batch.packets[i];
+        owned.batch.traceable[i] = plane.traces(&plane.key_of(packet, owned.port), packet);
     }
 }
 
@@ -264,7 +266,7 @@ impl Rx {
     #[inline(always)]
     fn look_anew(&self, plane: &Plane, owned: &mut OwnedQueue) {
         owned.basis = self.basis(plane);
-        owned.traces_rule = plane.trace().is_some_and(|trace| trace.rule.is_some());
+        owned.traces_some = plane.trace().is_some_and(TraceRequest::is_selective);
         owned.has_urgent = false;
     }
 
@@ -277,7 +279,7 @@ impl Rx {
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
         // The end of a connection concerns NFs that are not woken for each packet.
         let reads_flags = watches || plane.timers.are_used();
-        let looks_at_all = again || reads_flags || plane.trace().is_some_and(|trace| trace.rule.is_some());
+        let looks_at_all = again || reads_flags || plane.trace().is_some_and(TraceRequest::is_selective);
         if plane.settings.skips_lookups
             && !looks_at_all
             && let Some(path) = self.sole(plane, &mut owned.sole, owned.port)
@@ -352,7 +354,7 @@ impl Rx {
     ) -> bool {
         let mut is_plain = true;
         let generation = plane.generation;
-        let wanted_rule = plane.trace().and_then(|t| t.rule);
+        let traces_some = plane.trace().is_some_and(TraceRequest::is_selective);
         if let Some(instances) = self.instances.as_ref().filter(|_| watches) {
             let misses = (0..BURST).filter(|i| left >> i & 1 != 0 && matches!(found[*i], Lookup::Miss));
             misses.for_each(|i| instances.foresee(self.classifier.key(i)));
@@ -363,8 +365,8 @@ impl Rx {
             let Batch { packets, decisions, tcp: tcp_seen, traceable, came, .. } = &mut *owned.batch;
             let packet = packets[from + i];
             came[from + i] = (from + i) as u8;
-            if wanted_rule.is_some() {
-                traceable[from + i] = plane.tables.rules.first_rule(self.classifier.key(i)) == wanted_rule;
+            if traces_some {
+                traceable[from + i] = plane.traces(self.classifier.key(i), packet);
             }
             let (mut found, mut tcp) = (found[i], 0);
             if reads_flags {
@@ -589,7 +591,7 @@ impl Rx {
             Decision::Path(number) => match self.registry.get(number) {
                 Some(path) if path.refuses() => plane.refuse_one(*packet, key, chain, Refusal::NfDown),
                 Some(path) if plane.admit(path, 1) == 1 => {
-                    let (traceable, urgent) = (u32::from(plane.traces(key)), u32::from(is_urgent(flags)));
+                    let (traceable, urgent) = (u32::from(plane.traces(key, *packet)), u32::from(is_urgent(flags)));
                     plane.enter(path, number, &[*packet], &[key.flags()], traceable, urgent);
                 }
                 Some(path) => {

@@ -85,6 +85,12 @@ pub struct Mark {
     pub entered_ns: u64,
 }
 
+/// A filter of packets by their bytes.
+pub trait PacketTest: std::fmt::Debug + Send + Sync {
+    /// Whether it accepts a packet of `len` bytes, of which the first are here.
+    fn accepts(&self, packet: &[u8], len: u32) -> bool;
+}
+
 /// A request for a trace.
 #[derive(Debug)]
 pub struct TraceRequest {
@@ -92,6 +98,10 @@ pub struct TraceRequest {
     pub chain: Option<u16>,
     /// Trace only packets whose first match is this rule, by index.
     pub rule: Option<usize>,
+    /// Trace only packets that came in at this port.
+    pub ingress: Option<u16>,
+    /// Trace only packets that it accepts by their first [`LONG`] bytes.
+    pub filter: Option<Box<dyn PacketTest>>,
     /// Packets left to pick.
     pub left: AtomicI64,
     /// Recorded hops. Further hops are lost while it is full.
@@ -101,6 +111,11 @@ pub struct TraceRequest {
 }
 
 impl TraceRequest {
+    /// Whether each packet has to be looked at, because it does not cover all of a chain.
+    pub(crate) fn is_selective(&self) -> bool {
+        self.rule.is_some() || self.ingress.is_some() || self.filter.is_some()
+    }
+
     /// Whether packets are left to pick.
     pub(crate) fn wants_more(&self) -> bool {
         // Relaxed, here and below: a mere number, which publishes nothing.

@@ -307,6 +307,7 @@ impl Worker {
             duties.housekeeping_at = now + HOUSEKEEPING_NS;
             for queue in &mut self.queues {
                 queue.queue.housekeeping(now);
+                queue.counters.overruns.set(queue.queue.overruns());
             }
             self.feeders.iter_mut().for_each(|feeder| feeder.housekeeping(&mut self.setup.plane, now));
         }

@@ -213,6 +213,29 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u
     Ok((Some(credentials.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw), credentials.uid, credentials.gid))
 }
 
+/// Whether a Unix socket's peer was a member of a group when it connected.
+///
+/// # Errors
+/// Those of the kernel if it is no Unix socket.
+pub fn peer_is_in_group(socket: BorrowedFd<'_>, gid: u32) -> Result<bool, Errno> {
+    let (_, _, own) = peer_credentials(socket)?;
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut len = (groups.len() * size_of::<libc::gid_t>()) as libc::socklen_t;
+        let place = groups.as_mut_ptr().cast();
+        // SAFETY: `groups` has `len` bytes, and the kernel writes no more.
+        if unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, place, &raw mut len) } == 0 {
+            groups.truncate(len as usize / size_of::<libc::gid_t>());
+            return Ok(own == gid || groups.contains(&gid));
+        }
+        match last_errno() {
+            // `len` says now how many there are. The kernel's maximum is 65,536.
+            Errno::RANGE if groups.len() < 65_536 => groups.resize(65_536, 0),
+            error => return Err(error),
+        }
+    }
+}
+
 /// The peer process of a Unix socket as of its connection, safe against reuse of its pid.
 ///
 /// # Errors

@@ -65,14 +65,47 @@ impl Uids {
 
 /// Whether the group database has this number.
 fn has_group(gid: u32) -> bool {
-    let mut buffer: Vec<c_char> = vec![0; 1 << 16];
-    // SAFETY: all-zero bytes are a valid group (null pointers, zero numbers).
-    let mut entry: libc::group = unsafe { std::mem::zeroed() };
-    let mut found: *mut libc::group = null_mut();
-    // SAFETY: all pointers are live, and the buffer has as many bytes as passed.
-    let error = unsafe { libc::getgrgid_r(gid, &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
-    // ERANGE: it exists, with more members than fit.
-    !found.is_null() || error == libc::ERANGE
+    // An error of a database is no entry.
+    matches!(group_from_database(&gid.to_string(), Key::Number(gid)), Ok(Some(_)))
+}
+
+/// The number of a group by its name or number. An unknown number is one without members.
+///
+/// # Errors
+/// [`UserError::UnknownGroup`], [`UserError::Database`].
+pub fn look_up_group(name_or_number: &str) -> Result<u32, UserError> {
+    let unknown = || UserError::UnknownGroup(name_or_number.into());
+    let name = CString::new(name_or_number).map_err(|_| unknown())?;
+    if let Some(gid) = group_from_database(name_or_number, Key::Name(&name))? {
+        return Ok(gid);
+    }
+    // As for users.
+    name_or_number.parse().ok().filter(|gid| *gid != u32::MAX).ok_or_else(unknown)
+}
+
+fn group_from_database(asked: &str, key: Key<'_>) -> Result<Option<u32>, UserError> {
+    let mut buffer: Vec<c_char> = vec![0; 1 << 12];
+    loop {
+        // SAFETY: all-zero bytes are a valid group (null pointers, zero numbers).
+        let mut entry: libc::group = unsafe { std::mem::zeroed() };
+        let mut found: *mut libc::group = null_mut();
+        let (space, len) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with zero.
+        let error = unsafe {
+            match key {
+                Key::Name(name) => libc::getgrnam_r(name.as_ptr(), &raw mut entry, space, len, &raw mut found),
+                Key::Number(gid) => libc::getgrgid_r(gid, &raw mut entry, space, len, &raw mut found),
+            }
+        };
+        match error {
+            // It has more members than fit.
+            libc::ERANGE if len < 1 << 24 => buffer.resize(len * 4, 0),
+            // As for users.
+            0 | libc::ENOENT | libc::ESRCH if found.is_null() => return Ok(None),
+            0 => return Ok(Some(entry.gr_gid)),
+            other => return Err(UserError::Database { user: asked.into(), error: Errno::from_raw_os_error(other) }),
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +113,8 @@ pub enum UserError {
     /// Neither a name in the user database nor a number.
     #[error("there is no user {0}; give the name of one that this host knows, or a number")]
     Unknown(String),
+    #[error("there is no group {0}; make it with `groupadd --system {0}`, or give the name of one that this host has, or a number")]
+    UnknownGroup(String),
     #[error(
         "service {service} has no `user`, and of the {count} numbers from {first} on none is free; set [manager] uid_first and uid_count to \
          numbers that this host uses for nothing else, or give it a `user`"
@@ -91,7 +126,7 @@ pub enum UserError {
          runtime_dir that is open to others, such as /run/sluice, open this one (chmod o+x) if it holds nothing private, or give the service a `user` that can enter it (\"root\" passes any mode)"
     )]
     Closed { service: String, folder: PathBuf, mode: u32 },
-    #[error("cannot look up user {user}: {error}")]
+    #[error("cannot look up {user} among users or groups: {error}")]
     Database {
         /// The name or number that was looked up.
         user: String,
@@ -178,6 +213,17 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_have_names_and_numbers() {
+        assert_eq!(look_up_group("root").unwrap(), 0);
+        // No group has it: an unknown number stands for itself.
+        assert_eq!(look_up_group("1879199999").unwrap(), 1_879_199_999);
+        for none in ["no-such-group", "-1", "4294967295", "a\0b"] {
+            assert!(matches!(look_up_group(none), Err(UserError::UnknownGroup(_))), "{none}");
+        }
+        assert!(has_group(0) && !has_group(1_879_199_999));
+    }
 
     #[test]
     fn services_have_users_of_their_own_that_stay() {

@@ -568,7 +568,7 @@ fn a_packet_that_finds_no_room_on_a_detour_is_dropped_where_there_is_none() {
 fn trace(plane: &DataPlane, chain: Option<u16>, rule: Option<usize>, count: i64) -> Arc<TraceRequest> {
     let (left, events) = (std::sync::atomic::AtomicI64::new(count), crossbeam_queue::ArrayQueue::new(8192));
     let heads = crossbeam_queue::ArrayQueue::new(count as usize);
-    let trace = Arc::new(TraceRequest { rule, chain, left, events, heads });
+    let trace = Arc::new(TraceRequest { rule, chain, ingress: None, filter: None, left, events, heads });
     plane.trace(Some(&trace));
     plane.meet().unwrap();
     trace

@@ -718,7 +718,7 @@ impl PoolSteering {
                 Decision::Path(number) => match registry.get(number) {
                     Some(path) if plane.admit(path, 1) == 1 => {
                         self.waiting.pop(service);
-                        let (traceable, urgent) = (u32::from(plane.traces(&key)), u32::from(is_urgent(waiting.tcp)));
+                        let (traceable, urgent) = (u32::from(plane.traces(&key, packet)), u32::from(is_urgent(waiting.tcp)));
                         plane.enter(path, number, &[packet], &[waiting.flags], traceable, urgent);
                         went += 1;
                     }

@@ -299,6 +299,10 @@ impl PortQueue for DpdkQueue {
         self.counters = Some(counters.clone());
     }
 
+    fn overruns(&self) -> u64 {
+        self.stats.rx_missed
+    }
+
     fn details(&self) -> Vec<(&'static str, f64)> {
         let drops = self.queue.drops();
         let mut details = vec![

@@ -149,6 +149,10 @@ impl PortQueue for Trunk {
         self.device.housekeeping(now_ns);
     }
 
+    fn overruns(&self) -> u64 {
+        self.device.overruns()
+    }
+
     fn details(&self) -> Vec<(&'static str, f64)> {
         let mut details = self.device.details();
         details.push(("spread_drops", self.drops.load(Ordering::Relaxed) as f64));

@@ -51,6 +51,13 @@ pub struct TraceRequest {
     /// Only packets that this rule classifies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
+    /// Only packets that come in at this port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+    /// Only packets that this program accepts by their first 256 bytes, in the units of
+    /// [`CaptureRequest::filter`]. Empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filter: Vec<Instruction>,
     /// Number of packets.
     #[schemars(range(min = 1, max = MAX_TRACED))]
     #[serde(default = "ten")]
@@ -77,7 +84,7 @@ fn five_seconds() -> u64 {
 
 impl Default for TraceRequest {
     fn default() -> Self {
-        Self { chain: None, rule: None, count: ten(), timeout_ms: five_seconds() }
+        Self { chain: None, rule: None, port: None, filter: Vec::new(), count: ten(), timeout_ms: five_seconds() }
     }
 }
 

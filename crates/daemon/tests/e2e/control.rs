@@ -18,7 +18,7 @@ use sluice_api::model::*;
 use sluice_api::promise::{Buffers, Placed, Promise, Promises};
 use sluice_api::shadow::{DifferenceKind, ShadowCounts, ShadowDifference, ShadowReport, ShadowRequest};
 use sluice_api::{ApiError, ErrorKind};
-use sluice_manager::control::server::{Limits, ServeError, Server, serve};
+use sluice_manager::control::server::{Limits, ServeError, Server, serve, serve_with};
 use sluice_manager::control::{Backend, Pieces};
 use sluice_slo::assignment::Assignment;
 
@@ -1267,4 +1267,37 @@ fn other_users_are_refused_by_the_file_and_by_the_server() {
         assert!(said.contains("this socket is the operator's alone"), "{said}");
     }
     assert_eq!(daemon.client().stats().unwrap().nfs.len(), 1);
+}
+
+#[test]
+fn members_of_the_control_group_are_answered_and_no_others() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can run programs as another user");
+    }
+    const GROUP: u32 = 1_879_199_998;
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path(), 0o755);
+    let socket = folder.path().join("control.sock");
+    let server = serve_with(&socket, Some(GROUP), Mock::new(), Limits::default(), |app| app).unwrap();
+    let program = folder.path().join("sluice");
+    std::fs::copy(crate::support::sluice(), &program).unwrap();
+    let status = |gid: u32, groups: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", &format!("--regid={gid}"), groups]).arg(&program);
+        let output = command.arg("--socket").arg(&socket).arg("status").current_dir("/").output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let others = format!("--groups=4242,{GROUP}");
+    for (gid, groups) in [(GROUP, "--clear-groups"), (65_534, &others)] {
+        assert_eq!(status(gid, groups), (Some(0), String::new()), "{gid} {groups}");
+    }
+    let (code, said) = status(65_534, "--groups=4242");
+    assert!(code == Some(1) && said.contains("control.group"), "by the file: {said}");
+    // With an open file mode, the server refuses by the groups that the kernel reports.
+    open(&socket, 0o666);
+    let (code, said) = status(65_534, "--groups=4242");
+    assert!(code == Some(1) && said.contains("this socket is the operator's alone"), "{said}");
+    assert_eq!(status(65_534, &others).0, Some(0));
+    server.stop();
+    assert!(!socket.exists());
 }

@@ -91,7 +91,7 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     daemon.wait("packets are refused", |s| s.drops.get("nf_down").is_some_and(|n| *n > 500));
     let stats = daemon.stats();
     assert_eq!((find_nf(&stats, "b.0").state, find_nf(&stats, "b.0").frames_held), (NfState::Failed, 0));
-    let request = TraceRequest { chain: Some("faulty".into()), count: 3, timeout_ms: 20_000, rule: None };
+    let request = TraceRequest { chain: Some("faulty".into()), count: 3, timeout_ms: 20_000, ..TraceRequest::default() };
     let trace = daemon.client().trace(&request).unwrap();
     assert!(trace.packets.len() == 3 && trace.packets.iter().all(|packet| packet.outcome == "dropped: nf_down"), "{trace:?}");
     // Another instance reopens the chain.

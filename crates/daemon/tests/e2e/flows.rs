@@ -134,6 +134,57 @@ fn flows_are_metered_on_demand_and_dropped_packets_have_their_reason() {
     daemon.stop();
 }
 
+/// The numbers of the flows in a file of the log.
+fn numbers(file: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    // The last line may be half written.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| serde_json::from_str::<FlowReport>(line).unwrap().number.unwrap()).collect()
+}
+
+#[test]
+fn a_log_changes_while_flows_are_metered_and_loses_none() {
+    let files = open_folder();
+    let [one, two] = ["one.json", "two.json"].map(|name| files.path().join(name));
+    let body = port("in", "gen", "rate = 2000\nflows = 4\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &chain("c", "in", &[], "out", "");
+    let mut daemon = Daemon::start("", &body);
+    let set = |daemon: &Daemon, keys: &[&str]| daemon.says(&[&["set", "flow_log"], keys].concat());
+    // Nothing is metered before. Each flow is logged, and begins anew, ten times a second.
+    let said = set(&daemon, &[&format!("file={}", one.display()), "active_ms=100"]);
+    assert!(said.contains("~ section flow_log"), "{said}");
+    daemon.wait("flows are in the first file", |_| numbers(&one).len() >= 8);
+    let to_two = format!("file={}", two.display());
+    set(&daemon, &[&to_two]);
+    daemon.wait("flows are in the second file", |_| numbers(&two).len() >= 8);
+    // The same file with other limits is written on.
+    set(&daemon, &["files=2"]);
+    let before = numbers(&two).len();
+    daemon.wait("it is written on", |_| numbers(&two).len() >= before + 8);
+    let refused = daemon.sluice(&["set", "flow_log", "file=/proc/none/flows.json"]).output().unwrap();
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && words.contains("flow_log.file names a file"), "{words}");
+    let memory = daemon.sluice(&["set", "flow_log", "flows=4096"]).output().unwrap();
+    let words = String::from_utf8_lossy(&memory.stderr);
+    assert!(!memory.status.success() && words.contains("flow_log.flows cannot be changed on a running daemon"), "{words}");
+    let before = numbers(&two).len();
+    daemon.wait("what was refused has changed nothing", |_| numbers(&two).len() >= before + 8);
+    // Without a file flows are metered on until nothing has asked for long.
+    set(&daemon, &["file="]);
+    daemon.wait("no log is reported", |s| s.status.flow_log.is_none());
+    set(&daemon, &[&format!("file={}", one.display())]);
+    let before = numbers(&one).len();
+    daemon.wait("it is logged again", |s| s.status.flow_log.is_some() && numbers(&one).len() > before);
+    daemon.stop();
+    let (first, second) = (numbers(&one), numbers(&two));
+    let back = first.windows(2).position(|pair| pair[1] != pair[0] + 1).expect("the numbers of the second file") + 1;
+    let mut logged = [&first[..back], &second[..]].concat();
+    assert_eq!(logged, (1..=logged.len() as u64).collect::<Vec<u64>>());
+    logged.extend(&first[back..]);
+    assert!(logged.is_sorted(), "{logged:?}");
+}
+
 #[test]
 fn a_log_that_cannot_be_written_is_refused_before_anything_starts() {
     let files = open_folder();

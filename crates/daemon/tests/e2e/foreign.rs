@@ -546,7 +546,7 @@ fn packets_are_followed_and_timed_over_a_program_that_leaves_them_as_they_are() 
     let mut daemon = Daemon::start("", &body);
     daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
     let follow = |daemon: &Daemon, chain: &str| {
-        let request = TraceRequest { chain: Some(chain.into()), rule: None, count: 3, timeout_ms: 20_000 };
+        let request = TraceRequest { chain: Some(chain.into()), count: 3, timeout_ms: 20_000, ..TraceRequest::default() };
         let trace = daemon.client().trace(&request).unwrap();
         assert!(!trace.timed_out && trace.packets.len() == 3, "{trace:?}");
         trace.packets

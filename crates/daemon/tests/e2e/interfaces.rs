@@ -2,9 +2,10 @@
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use sluice_api::model::{Apply, EventKind, PortState, Stats};
 
 use crate::foreign::{Site, can};
@@ -257,6 +258,63 @@ fn check_wait(kind: &str) {
     wait_until(&daemon, "an event says that it is up", |daemon| states_of(daemon, "c").last() == Some(&PortState::Up));
     let list = daemon.says(&["port", "list"]);
     assert!(list.lines().next().unwrap().contains("STATE") && list.contains(" up "), "{list}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+/// Does something while no thread of a process runs.
+fn while_stopped(pid: u32, act: impl FnOnce()) {
+    let process = Pid::from_raw(pid as i32).unwrap();
+    kill_process(process, Signal::STOP).unwrap();
+    let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+    let all_stopped = || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        // One that has just ended has no file.
+        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("stat")).ok()).all(is_stopped)
+    };
+    let until = Instant::now() + PATIENCE;
+    while !all_stopped() {
+        assert!(Instant::now() < until, "process {pid} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    act();
+    kill_process(process, Signal::CONT).unwrap();
+}
+
+#[test]
+fn packets_that_find_no_room_at_a_port_stand_among_the_drops() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    // Its queue has 64 places.
+    let body = bridged(&site).replacen("interface = \"c\"", "interface = \"c\"\nslots = 64", 1);
+    let mut daemon = Daemon::start("stall_ms = 0", &body);
+    site.run_in_client("ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:01 dev eth0");
+    let socket = site.in_client(|| UdpSocket::bind("10.0.0.2:0")).unwrap();
+    daemon.wait("both are up", |s| ["c", "s"].map(|name| state(s, name)) == [PortState::Up; 2]);
+    let before = find_port(&daemon.stats(), "c").rx_packets;
+    let send = || assert_eq!(socket.send_to(&[7; 100], "10.0.1.2:9").unwrap(), 100);
+    let pid = daemon.pid();
+    let flood = || while_stopped(pid, || (0..1000).for_each(|_| send()));
+    flood();
+    let stats = daemon.wait("each was received or is counted", |s| {
+        let port = find_port(s, "c");
+        port.rx_packets - before + port.dropped("overrun") >= 1000
+    });
+    let port = find_port(&stats, "c");
+    assert!(port.dropped("overrun") >= 1000 - 2 * 64, "{port:?}");
+    assert_eq!(stats.drops["overrun"], port.dropped("overrun"));
+    let mut asked = daemon.sluice(&["drops", "--reason", "overrun", "--seconds", "1", "--json"]);
+    let mut asked = asked.stdout(Stdio::piped()).spawn().unwrap();
+    while asked.try_wait().unwrap().is_none() {
+        flood();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let answer: serde_json::Value = serde_json::from_slice(&asked.wait_with_output().unwrap().stdout).unwrap();
+    let row = &answer["reasons"][0];
+    assert!(row["packets"].as_u64() > Some(0) && row["remedy"].as_str().unwrap().contains("slots"), "{answer}");
+    assert_eq!(row["places"][0]["what"], "port c");
     daemon.wait_until_empty();
     daemon.stop();
 }

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use sluice_api::client::ClientError;
 use sluice_api::health::HealthVerdict;
-use sluice_api::model::{Apply, Stats, TraceRequest, TracedPacket};
+use sluice_api::model::{Apply, Stats, Trace, TraceRequest, TracedPacket};
 
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
 
@@ -69,6 +69,17 @@ fn packets_are_traced_whatever_becomes_of_them() {
     let refused = of(Some("much"), "port much", "dropped: entry");
     let let_in = of(Some("much"), "port much, nf slow.0, nf slow.0 done, port out", "sent to out");
     assert!(much.contains(&refused) && much.iter().all(|packet| [&refused, &let_in].contains(&packet)), "{much:?}");
+    // Of one port: there are a thousand others for each of them.
+    let stray = trace(TraceRequest { port: Some("stray".into()), count: 20, ..TraceRequest::default() });
+    assert_eq!(stray, vec![of(None, "port stray", "dropped: no_rule"); 20]);
+    let text = daemon.says(&["trace", "--port", "direct", "--filter", "udp and src net 10.0.0.0/8", "-n", "3", "--json"]);
+    let filtered: Trace = serde_json::from_str(&text).unwrap();
+    assert_eq!(filtered.packets.iter().map(|packet| packet.outcome.as_str()).collect::<Vec<_>>(), ["sent to out"; 3]);
+    let none = daemon.sluice(&["trace", "--filter", "tcp", "--timeout", "0.2"]).output().unwrap();
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(none.status.code() == Some(1) && said.contains("no packet came by"), "{said}");
+    let unknown = daemon.client().trace(&TraceRequest { port: Some("lan".into()), ..TraceRequest::default() }).unwrap_err();
+    assert!(unknown.to_string().contains("no port"), "{unknown}");
     // Packets of any chain, and of none.
     daemon.silence("much", "much");
     let all = trace(TraceRequest { count: 500, ..TraceRequest::default() });
@@ -119,7 +130,7 @@ fn there_is_one_trace_at_a_time() {
         s.chains.iter().any(|c| c.name == "quiet" && c.exit_packets == 1)
     });
     let trace = |chain: &str, timeout_ms: u64| {
-        daemon.client().trace(&TraceRequest { chain: Some(chain.into()), rule: None, count: 5, timeout_ms })
+        daemon.client().trace(&TraceRequest { chain: Some(chain.into()), count: 5, timeout_ms, ..TraceRequest::default() })
     };
     // Two at once, each of which would time out: the second is refused.
     let barrier = Barrier::new(2);

@@ -239,7 +239,8 @@ fn without_an_idle_nf_flows_are_dropped_or_wait_or_go_elsewhere() {
 fn packets_that_wait_for_an_nf_are_traced_when_they_go_and_those_that_find_none_too() {
     let (_folder, mut daemon) = scarce("when_empty = \"drop\"", 0);
     daemon.wait("flows find no NF", |s| s.drops["none_idle"] > 200);
-    let request = |rule: &str, count: u32| TraceRequest { rule: Some(rule.into()), count, timeout_ms: 20_000, chain: None };
+    let request =
+        |rule: &str, count: u32| TraceRequest { rule: Some(rule.into()), count, timeout_ms: 20_000, ..TraceRequest::default() };
     let trace = daemon.client().trace(&TraceRequest { chain: Some("c".into()), ..request("c", 100) }).unwrap();
     let outcomes: BTreeSet<&str> = trace.packets.iter().map(|packet| packet.outcome.as_str()).collect();
     assert_eq!(outcomes, BTreeSet::from(["dropped: none_idle", "sent to out"]), "{trace:?}");

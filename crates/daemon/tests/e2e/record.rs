@@ -1,5 +1,6 @@
 //! Timelines of a running daemon, read again by a reader of their own.
 
+use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -169,6 +170,44 @@ fn the_flight_recorder_keeps_what_was_before_an_nf_died() {
     daemon.wait_until_empty();
     daemon.stop();
     assert!(path.exists(), "it stays when the daemon ends");
+}
+
+#[test]
+fn the_flight_recorder_changes_on_a_running_daemon() {
+    let folder = open_folder();
+    let kept = folder.path().join("kept");
+    let body = port("load", "gen", "rate = 5000\nflows = 8")
+        + &port("away", "sink", "")
+        + &service("b", "sluice-nf-bridge", "")
+        + &chain("c", "load", &["b"], "away", "on_failure = \"restart\"");
+    let mut daemon = Daemon::start("", &body);
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let bad = daemon.sluice(&["set", "recorder", "memory_mib=4", &format!("folder={}/x", file.display())]).output().unwrap();
+    let words = String::from_utf8_lossy(&bad.stderr);
+    assert!(!bad.status.success() && words.contains("set recorder.folder to another folder"), "{words}");
+    let said = daemon.says(&["set", "recorder", "memory_mib=4", &format!("folder={}", kept.display())]);
+    assert!(said.contains("~ section recorder"), "{said}");
+    let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
+    signal(find_nf(&stats, "b.0"), Signal::KILL);
+    daemon.wait("its death is kept", |_| timelines(&kept) == 1);
+    // Off again: another death is not kept.
+    daemon.says(&["set", "recorder", "memory_mib="]);
+    let sent = find_port(&daemon.stats(), "away").tx_packets;
+    let stats = daemon.wait("packets flow again", |s| find_port(s, "away").tx_packets > sent + 500);
+    signal(find_nf(&stats, "b.0"), Signal::KILL);
+    daemon.wait_for_log("b.0 has ended");
+    daemon.silence("c", "load");
+    daemon.wait_until_empty();
+    // A recorder would write it now at the latest.
+    daemon.stop();
+    assert_eq!(timelines(&kept), 1);
+}
+
+/// The number of whole files of a flight recorder.
+fn timelines(folder: &Path) -> usize {
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|word| word == "pftrace")).count()
 }
 
 fn is_death(what: &ReadWhat) -> bool {

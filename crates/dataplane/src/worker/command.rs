@@ -261,6 +261,12 @@ impl Worker {
         self.observe(|observers| observers.end_meter(flows))
     }
 
+    /// Has metered flows end after other times ([`FlowMeter::set_times`]).
+    pub fn time_meter(&mut self, idle_ns: u64, active_ns: u64) {
+        let meter = self.setup.plane.observers.as_mut().and_then(|observers| observers.meter.as_mut());
+        meter.into_iter().for_each(|meter| meter.set_times(idle_ns, active_ns));
+    }
+
     fn observe<T>(&mut self, change: impl FnOnce(&mut Observers) -> T) -> T {
         let mut observers = self.setup.plane.observers.take().unwrap_or_default();
         let changed = change(&mut observers);

@@ -10,7 +10,9 @@
 //!
 //! Source: McCanne and Jacobson, "The BSD Packet Filter", USENIX 1993; libpcap's `bpf_filter`.
 
+use sluice_api::ApiError;
 use sluice_api::model::Instruction;
+use sluice_dataplane::trace::PacketTest;
 
 /// Most instructions, as in the kernel.
 const MOST: usize = 4096;
@@ -94,6 +96,12 @@ fn operation(code: u16) -> u16 {
     code & 0xf0
 }
 
+impl PacketTest for PacketFilter {
+    fn accepts(&self, packet: &[u8], len: u32) -> bool {
+        self.run(packet, len).is_some_and(|bytes| bytes > 0)
+    }
+}
+
 impl PacketFilter {
     /// Checks a program.
     ///
@@ -115,9 +123,13 @@ impl PacketFilter {
         Ok(Self(program.into()))
     }
 
-    /// Whether it accepts a packet of `len` bytes, of which the first are here.
-    pub fn accepts(&self, packet: &[u8], len: u32) -> bool {
-        self.run(packet, len).is_some_and(|bytes| bytes > 0)
+    /// The program of a request; an empty one accepts all packets, and is none.
+    ///
+    /// # Errors
+    /// As [`Self::new`], as an answer.
+    pub fn asked(program: &[Instruction]) -> Result<Option<Self>, ApiError> {
+        let checked = (!program.is_empty()).then(|| Self::new(program.to_vec())).transpose();
+        checked.map_err(|error| ApiError::unprocessable(error.to_string(), ""))
     }
 
     /// Bytes of the packet to keep; `None` if it reads behind the packet or divides by zero.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, DropPlace, Point, Sighting};
+use sluice_dataplane::trace::PacketTest;
 use sluice_shm::clock::monotonic_ns;
 
 use filter::PacketFilter;

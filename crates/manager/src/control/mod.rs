@@ -7,7 +7,8 @@
 //! and `deploy/openapi.json` describes it.
 //!
 //! Trust: the socket has file mode 0600, and the server also asks the kernel for the peer's user:
-//! only root and the daemon's own user are answered. Limits: see [`server::Limits`].
+//! only root and the daemon's own user are answered; with `[control] group`, its members, too
+//! (mode 0660). Limits: see [`server::Limits`].
 
 mod guest;
 mod limits;

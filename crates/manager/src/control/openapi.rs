@@ -122,8 +122,8 @@ pub(super) fn document(operations: &[Operation]) -> String {
             "title": "Sluice control API",
             "version": "1.0.0",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
-            "description": "HTTP/1.1 and JSON on a Unix socket, /run/sluice/control.sock by default; only root and the user that sluiced \
-                runs as are answered. A configuration with operators of the page has it at a listener with TLS, too, for their tokens; \
+            "description": "HTTP/1.1 and JSON on a Unix socket, /run/sluice/control.sock by default; only root, the user that sluiced \
+                runs as and members of control.group are answered. A configuration with operators of the page has it at a listener with TLS, too, for their tokens; \
                 that of readers may GET. Try: curl --unix-socket /run/sluice/control.sock http://sluice/v1/status. Readers ignore fields \
                 that they do not know; requests with unknown fields are refused.",
         },

@@ -17,7 +17,7 @@
 use std::future::ready;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -39,6 +39,7 @@ pub use super::routes::OPENAPI;
 pub(crate) use super::routes::router;
 use super::routes::{RefusedRequest, router_of_one};
 use sluice_api::{ApiError, ErrorKind};
+use sluice_host::process::peer_is_in_group;
 use sluice_host::record::is_ours;
 
 pub const SPARE: usize = 8;
@@ -55,6 +56,10 @@ pub enum ServeError {
     NotASocket(PathBuf),
     #[error("cannot make the control socket {path}: {source}; its folder must exist and be writable")]
     Bind { path: PathBuf, source: std::io::Error },
+    #[error(
+        "cannot give the control socket {path} to group {gid}: {source}; run sluiced as root or as a member, or leave out control.group"
+    )]
+    Group { path: PathBuf, gid: u32, source: std::io::Error },
     #[error("cannot start the control thread: {0}")]
     Thread(std::io::Error),
 }
@@ -102,23 +107,24 @@ impl Drop for Server {
 /// # Errors
 /// See [`ServeError`]; nothing is left behind.
 pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result<Server, ServeError> {
-    serve_with(socket, backend, limits, |app| app)
+    serve_with(socket, None, backend, limits, |app| app)
 }
 
-/// The same, with what `with` makes of the API's routes.
+/// The same, also for members of a group, and with what `with` makes of the API's routes.
 ///
 /// # Errors
 /// As [`serve`].
 pub fn serve_with(
     socket: &Path,
+    group: Option<u32>,
     backend: Arc<dyn Backend>,
     limits: Limits,
     with: impl FnOnce(Router) -> Router + Send + 'static,
 ) -> Result<Server, ServeError> {
-    let listener = bind(socket)?;
+    let listener = bind(socket, group)?;
     let failed = |source| ServeError::Bind { path: socket.to_owned(), source };
     let inode = Arc::new(Mutex::new(Some(inode_of(socket).map_err(failed)?)));
-    let door = Door { path: socket.to_owned(), inode: inode.clone() };
+    let door = Door { path: socket.to_owned(), group, inode: inode.clone() };
     let (stop, stopped) = watch::channel(false);
     let (started, starting) = mpsc::sync_channel(1);
     let run = move || {
@@ -155,6 +161,8 @@ fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
 
 struct Door {
     path: PathBuf,
+    /// Whose members are answered, too.
+    group: Option<u32>,
     inode: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
@@ -167,14 +175,14 @@ impl Door {
         if ours.is_none() || *ours == inode_of(&self.path).ok() || !is_ours(self.path.parent()?) {
             return None;
         }
-        let listener = bind(&self.path).ok()?;
+        let listener = bind(&self.path, self.group).ok()?;
         *ours = Some(inode_of(&self.path).ok()?);
         warn!("{} was removed; it is there again", self.path.display());
         UnixListener::from_std(listener).ok()
     }
 }
 
-fn bind(path: &Path) -> Result<StdListener, ServeError> {
+fn bind(path: &Path, group: Option<u32>) -> Result<StdListener, ServeError> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => return Err(ServeError::NotASocket(path.to_owned())),
         Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
@@ -185,17 +193,29 @@ fn bind(path: &Path) -> Result<StdListener, ServeError> {
         },
         Err(_) => {}
     }
-    let make = || -> Result<StdListener, std::io::Error> {
+    let make = || -> Result<OwnedFd, std::io::Error> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // The file that bind makes has the mode of the socket: others can connect at no time.
         rustix::fs::fchmod(socket.as_fd(), Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        rustix::net::listen(&socket, 128)?;
-        Ok(socket.into())
+        Ok(socket)
     };
-    make().map_err(|source| ServeError::Bind { path: path.to_owned(), source })
+    let failed = |source| ServeError::Bind { path: path.to_owned(), source };
+    let socket = make().map_err(failed)?;
+    if let Some(gid) = group {
+        let open = || {
+            std::os::unix::fs::lchown(path, None, Some(gid))?;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+        };
+        open().map_err(|source| {
+            let _ = std::fs::remove_file(path);
+            ServeError::Group { path: path.to_owned(), gid, source }
+        })?;
+    }
+    rustix::net::listen(&socket, 128).map_err(|error| failed(error.into()))?;
+    Ok(socket.into())
 }
 
 async fn accept(listener: StdListener, door: Door, app: Router, limits: Limits, mut stopped: watch::Receiver<bool>) {
@@ -231,7 +251,9 @@ async fn accept(listener: StdListener, door: Door, app: Router, limits: Limits, 
             _ = stopped.wait_for(|stop| *stop) => break,
         };
         // The kernel noted the peer when it connected. A peer without credentials is refused.
-        let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own_uid);
+        let is_owner = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own_uid);
+        let is_member = |gid: u32| peer_is_in_group(stream.as_fd(), gid) == Ok(true);
+        let allowed = is_owner || door.group.is_some_and(is_member);
         let app = if allowed { app.clone() } else { refusal() };
         let (stopped, spare) = (stopped.clone(), spare.clone());
         let guest = Arc::new(Guest::default());
@@ -334,7 +356,7 @@ fn refusal() -> Router {
         RefusedRequest(ApiError::new(
             ErrorKind::Forbidden,
             "this socket is the operator's alone",
-            "run as root or as the user that sluiced runs as",
+            "run as root, as the user that sluiced runs as, or as a member of control.group",
         ))
     })
 }

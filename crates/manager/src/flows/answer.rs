@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use sluice_api::model::{FlowOrder, FlowsReply, FlowsRequest, MAX_FLOWS};
 use sluice_dataplane::meter::FlowRecord;
+use sluice_dataplane::trace::PacketTest;
 
 use super::report::{headers, report};
 use super::{FlowLog, FlowNames, locked};

@@ -61,6 +61,15 @@ impl FlowFile {
         Ok(Self { path, file: Some(file), len, most, files, lines: Vec::with_capacity(2 * PIECE), count: 0, failed: None, lost: 0 })
     }
 
+    /// Goes on where a former one, which has written all its lines, is at, if they have one path.
+    pub fn follow(&mut self, former: Option<Self>) {
+        if let Some(Self { path, file, len, failed, .. }) = former
+            && path == self.path
+        {
+            (self.file, self.len, self.failed) = (file, len, failed);
+        }
+    }
+
     /// Adds the line of a flow.
     pub fn push(&mut self, flow: &FlowReport) {
         let before = self.lines.len();

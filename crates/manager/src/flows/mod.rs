@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -91,6 +91,17 @@ impl FlowOutputs {
         Ok(Self { file: file.transpose()?, collector: collector.transpose()? })
     }
 
+    /// Goes over to others. A file of the same path is written on: none of its lines is cut.
+    fn replace(&mut self, others: Self, [unwritten, unsent]: [u64; 2]) {
+        let former = std::mem::take(self).file;
+        *self = others;
+        if let Some(file) = &mut self.file {
+            file.follow(former);
+            file.lost = unwritten;
+        }
+        self.collector.iter_mut().for_each(|collector| collector.lost = unsent);
+    }
+
     /// Whether there are any.
     pub fn is_some(&self) -> bool {
         self.file.is_some() || self.collector.is_some()
@@ -143,7 +154,9 @@ impl Ended {
 pub struct FlowLog {
     flows: Vec<Arc<MeteredFlows>>,
     /// Whether it goes on while nothing asks.
-    pub is_kept: bool,
+    is_kept: AtomicBool,
+    /// What its thread is to write to from now on.
+    next: Mutex<Option<FlowOutputs>>,
     ended: Mutex<Ended>,
     /// Number of the last flow in `ended`: reports must not wait for answers.
     count: AtomicU64,
@@ -180,7 +193,8 @@ impl FlowLog {
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let log = Arc::new(Self {
             flows,
-            is_kept: outputs.is_some(),
+            is_kept: outputs.is_some().into(),
+            next: Mutex::default(),
             ended: Mutex::default(),
             count: AtomicU64::new(0),
             exemplars: Mutex::default(),
@@ -197,6 +211,20 @@ impl FlowLog {
             Writer { log: log.clone(), outputs, source, last: 0, looked: Instant::now(), waited: None, batch: Vec::new() };
         let thread = std::thread::Builder::new().name("sluice-flows".into()).spawn(move || writer.run());
         Ok((log, thread.map_err(FlowLogError::Thread)?))
+    }
+
+    /// Whether it goes on while nothing asks.
+    pub fn is_kept(&self) -> bool {
+        // Relaxed: it says when to end, and orders nothing.
+        self.is_kept.load(Ordering::Relaxed)
+    }
+
+    /// Has it write records to other outputs. Those that it has at hand go to the former ones.
+    pub fn write_to(&self, outputs: FlowOutputs) {
+        self.is_kept.store(outputs.is_some(), Ordering::Relaxed);
+        // From now on it lasts as if something had just asked.
+        *locked(&self.asked) = Instant::now();
+        *locked(&self.next) = Some(outputs);
     }
 
     /// Sets the names that there are now.
@@ -236,7 +264,7 @@ impl FlowLog {
         locked(&self.exemplars).of(chain)
     }
 
-    /// What is counted. Without `is_kept`, it begins anew with each metering.
+    /// What is counted. Unless it is kept, it begins anew with each metering.
     pub fn counts(&self) -> FlowLogCounts {
         FlowLogCounts {
             live: self.flows.iter().map(|flows| flows.count()).sum(),
@@ -268,6 +296,7 @@ struct Writer<S> {
 impl<S: FlowSource> Writer<S> {
     fn run(&mut self) {
         loop {
+            self.change_outputs();
             let ending = locked(&self.log.ending).take();
             if let Some(meters) = ending {
                 return self.end(meters);
@@ -278,10 +307,19 @@ impl<S: FlowSource> Writer<S> {
             if self.looked.elapsed() >= LOOK {
                 self.looked = Instant::now();
                 self.source.ask_names();
-                if !self.log.is_kept && self.log.silence() >= FORGET {
+                if !self.log.is_kept() && self.log.silence() >= FORGET {
                     self.source.ask_end();
                 }
             }
+        }
+    }
+
+    /// Goes over to other outputs, if there are any: all records before this were delivered.
+    fn change_outputs(&mut self) {
+        if let Some(next) = locked(&self.log.next).take() {
+            // Relaxed: this thread has written them.
+            let lost = [&self.log.unwritten, &self.log.unsent].map(|count| count.load(Ordering::Relaxed));
+            self.outputs.replace(next, lost);
         }
     }
 

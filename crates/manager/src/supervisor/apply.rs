@@ -21,6 +21,7 @@ use super::nfs::{Advance, Nf, step_of_all};
 use super::upgrade::{Purpose, Replacement, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
+use crate::flows::FlowOutputs;
 use sluice_api::change::Change as Described;
 use sluice_api::config::{self as model, Config};
 use sluice_api::model::EventKind;
@@ -178,7 +179,7 @@ impl Supervisor {
             Ok(())
         });
         self.changes.coming = None;
-        self.changes.opened.clear();
+        self.changes.forget_opened();
         self.note_applied(source, &told[..steps], done.as_ref().err());
         self.remember(former.filter(|_| steps > 0), source, done.is_ok());
         done?;
@@ -222,21 +223,22 @@ impl Supervisor {
         self.controller.events().note(EventKind::Apply, Subject::Other("configuration", ""), text);
     }
 
-    /// Opens the ports that changes add or replace. If one fails, the others are closed again.
+    /// Opens the ports and outputs that changes add or replace. If one fails, the others are closed
+    /// again.
     fn open_ahead(&mut self, changes: &[Change], wanted: &Config) -> Result<(), SupervisorError> {
-        for change in changes {
-            let port = match change {
-                Change::AddPort { port } => port,
-                Change::ReplacePort { port } if !self.shares_with_former(port) => port,
-                _ => continue,
-            };
-            match self.open(port, wanted) {
-                Ok(open) => drop(self.changes.opened.insert(port.name.clone(), open)),
-                Err(error) => {
-                    self.changes.opened.clear();
-                    return Err(error);
-                }
+        let opened = changes.iter().try_for_each(|change| self.open_for(change, wanted));
+        opened.inspect_err(|_| self.changes.forget_opened())
+    }
+
+    fn open_for(&mut self, change: &Change, wanted: &Config) -> Result<(), SupervisorError> {
+        match change {
+            Change::AddPort { port } => drop(self.changes.opened.insert(port.name.clone(), self.open(port, wanted)?)),
+            Change::ReplacePort { port } if !self.shares_with_former(port) => {
+                drop(self.changes.opened.insert(port.name.clone(), self.open(port, wanted)?));
             }
+            Change::ChangeFlowLog { flow_log } => self.changes.outputs = Some(FlowOutputs::open(flow_log)?),
+            Change::ChangeRecorder { recorder } => self.changes.recorder = self.make_recorder(recorder)?,
+            _ => {}
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use super::change::Gone;
 use super::nfs::Nf;
 use super::why::Imagined;
 use super::{Job, Supervisor, SupervisorError, promises};
+use crate::capture::filter::PacketFilter;
 use crate::control::{Backend, Pieces};
 use crate::controller::events::Subject;
 use sluice_api::change::{CanaryRequest, FormerConfig, RunningConfig, SetKeys, Undo};
@@ -22,7 +23,7 @@ use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
 use sluice_api::shadow::{ShadowReport, ShadowRequest};
 use sluice_api::{ApiError, ErrorKind};
-use sluice_dataplane::trace::{TraceEvent, TraceHead, TraceRequest, TraceWhat};
+use sluice_dataplane::trace::{PacketTest, TraceEvent, TraceHead, TraceRequest, TraceWhat};
 
 /// Longest wait of a request for the supervisor.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -171,7 +172,11 @@ impl Supervisor {
         self.nfs.values().map(|nf| nf.name.as_str()).collect()
     }
 
-    fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
+    fn begin_trace(
+        &mut self,
+        request: &api::TraceRequest,
+        filter: Option<PacketFilter>,
+    ) -> Result<Arc<TraceRequest>, SupervisorError> {
         // There is one trace at a time. One that nothing waits for any more ends by itself.
         let now = Instant::now();
         if self.seen.tracing.as_ref().is_some_and(|(_, until)| now < *until) {
@@ -194,9 +199,13 @@ impl Supervisor {
             }
             None => None,
         };
+        let port = |name: &String| self.port_number(name).ok_or_else(|| self.no_such("port", name));
+        let ingress = request.port.as_ref().map(port).transpose()?;
         let count = request.count.clamp(1, api::MAX_TRACED);
         let (events, heads) = (ArrayQueue::new(count as usize * HOPS), ArrayQueue::new(count as usize));
-        let trace = Arc::new(TraceRequest { chain, rule, left: AtomicI64::new(i64::from(count)), events, heads });
+        let filter = filter.map(|filter| -> Box<dyn PacketTest> { Box::new(filter) });
+        let left = AtomicI64::new(i64::from(count));
+        let trace = Arc::new(TraceRequest { chain, rule, ingress, filter, left, events, heads });
         self.plane.trace(Some(&trace));
         let lasts = Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
         self.seen.tracing = Some((trace.clone(), now + lasts + PATIENCE));
@@ -555,7 +564,8 @@ impl Backend for Remote {
 
     fn trace(&self, request: &api::TraceRequest) -> Result<api::Trace, ApiError> {
         let asked = request.clone();
-        let trace = self.change(move |s| s.begin_trace(&asked))?;
+        let filter = PacketFilter::asked(&request.filter)?;
+        let trace = self.change(move |s| s.begin_trace(&asked, filter))?;
         let until = Instant::now() + Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
         let mut events = Vec::new();
         let ended = |events: &[TraceEvent]| events.iter().filter(|event| event.what.is_end()).count() >= request.count as usize;

@@ -49,10 +49,7 @@ impl CaptureSource for Live {
 impl Remote {
     /// Begins a capture.
     pub(super) fn begin_capture(&self, request: &api::CaptureRequest) -> Result<Pieces, ApiError> {
-        let filter = match &request.filter[..] {
-            [] => None,
-            program => Some(PacketFilter::new(program.to_vec()).map_err(|error| ApiError::unprocessable(error.to_string(), ""))?),
-        };
+        let filter = PacketFilter::asked(&request.filter)?;
         for (what, value) in [("count", request.count), ("duration_ms", request.duration_ms), ("each", request.each.map(u64::from))]
         {
             if value == Some(0) {

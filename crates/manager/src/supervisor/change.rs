@@ -498,6 +498,8 @@ impl Supervisor {
             Change::NeedsRestart { .. } => {}
             Change::ChangeManager { manager } => self.change_manager(&manager),
             Change::ChangeSched { sched } => self.change_sched(&sched),
+            Change::ChangeFlowLog { flow_log } => self.change_flow_log(flow_log)?,
+            Change::ChangeRecorder { recorder } => self.change_recorder(recorder)?,
             Change::AddPort { port } => self.add_port(port)?,
             Change::ChangeRate { port } => self.change_rate(port)?,
             Change::ReplacePort { port } => self.replace_port(port)?,

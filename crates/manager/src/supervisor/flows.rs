@@ -8,6 +8,7 @@ use std::time::Duration;
 use sluice_api::ApiError;
 use sluice_api::config::FlowLogConfig;
 use sluice_api::model::{self as api, MAX_FLOWS};
+use sluice_config::diff::living_flow_log;
 use sluice_dataplane::meter::{FlowMeter, MeterSettings, MeteredFlows, meter};
 
 use super::backend::Remote;
@@ -27,6 +28,10 @@ pub(super) struct FlowKeeper {
     named: (u32, u64),
 }
 
+fn meter_settings(config: &FlowLogConfig) -> MeterSettings {
+    MeterSettings { flows: config.flows as usize, idle_ns: config.idle_ms * 1_000_000, active_ns: config.active_ms * 1_000_000 }
+}
+
 /// The meters of all packet threads, and what they count.
 #[derive(Default)]
 struct Meters {
@@ -38,11 +43,7 @@ struct Meters {
 impl Meters {
     /// Takes time: the memory of all flows is written.
     fn new(config: &FlowLogConfig, threads: usize) -> Self {
-        let settings = MeterSettings {
-            flows: config.flows as usize,
-            idle_ns: config.idle_ms * 1_000_000,
-            active_ns: config.active_ms * 1_000_000,
-        };
+        let settings = meter_settings(config);
         let (meters, flows) = (0..threads).map(|_| meter(settings)).unzip();
         Self { meters, flows }
     }
@@ -55,7 +56,7 @@ impl FlowSource for Remote {
 
     fn ask_end(&self) {
         self.hand(Box::new(|supervisor| {
-            if supervisor.seen.flows.as_ref().is_some_and(|keeper| keeper.log.silence() >= FORGET) {
+            if supervisor.seen.flows.as_ref().is_some_and(|keeper| !keeper.log.is_kept() && keeper.log.silence() >= FORGET) {
                 // It ends by itself.
                 drop(supervisor.end_metering());
             }
@@ -75,10 +76,7 @@ struct Found {
 impl Remote {
     /// Answers a request for flows, from whose first on they are metered.
     pub(super) fn look_at_flows(&self, request: &api::FlowsRequest) -> Result<api::FlowsReply, ApiError> {
-        let filter = match &request.filter[..] {
-            [] => None,
-            program => Some(PacketFilter::new(program.to_vec()).map_err(|error| ApiError::unprocessable(error.to_string(), ""))?),
-        };
+        let filter = PacketFilter::asked(&request.filter)?;
         if request.limit == 0 || request.limit > MAX_FLOWS {
             let what = format!("cannot report {} flows", request.limit);
             return Err(ApiError::unprocessable(what, format!("ask for 1 to {MAX_FLOWS}")));
@@ -104,6 +102,17 @@ impl Supervisor {
             let meters = Meters::new(&self.config.flow_log, self.plane.threads());
             self.begin_metering(outputs, meters)?;
         }
+        Ok(())
+    }
+
+    /// Has flows be logged elsewhere, and end after other times. Those that are metered go on.
+    pub(super) fn change_flow_log(&mut self, wanted: FlowLogConfig) -> Result<(), SupervisorError> {
+        let outputs = self.changes.outputs.take().map_or_else(|| FlowOutputs::open(&wanted), Ok)?;
+        self.config.flow_log = living_flow_log(&self.config.flow_log, &wanted);
+        let Some(keeper) = &self.seen.flows else { return self.start_flow_log(outputs) };
+        keeper.log.write_to(outputs);
+        let MeterSettings { idle_ns, active_ns, .. } = meter_settings(&wanted);
+        (0..self.plane.threads()).for_each(|thread| self.plane.send(thread, move |worker| worker.time_meter(idle_ns, active_ns)));
         Ok(())
     }
 
@@ -166,7 +175,7 @@ impl Supervisor {
 
     /// What the log has counted, if the configuration asks for one.
     pub(super) fn flow_log_counts(&self) -> Option<api::FlowLogCounts> {
-        self.seen.flows.as_ref().filter(|keeper| keeper.log.is_kept).map(|keeper| keeper.log.counts())
+        self.seen.flows.as_ref().filter(|keeper| keeper.log.is_kept()).map(|keeper| keeper.log.counts())
     }
 
     /// Flows for the latencies of a chain, while flows are metered.

@@ -274,7 +274,7 @@ impl Supervisor {
     /// Starts everything in the order in which packets need it, ports last.
     fn build(&mut self, wanted: Config, stop: &AtomicBool) -> Result<(), SupervisorError> {
         let outputs = FlowOutputs::open(&wanted.flow_log)?;
-        self.start_recorder()?;
+        self.seen.recorder = self.make_recorder(&wanted.recorder)?;
         let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
         for port in &wanted.ports {

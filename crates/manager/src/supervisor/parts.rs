@@ -17,6 +17,7 @@ use super::sockets::{SOCKET, Sockets};
 use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, flows, health, history, holes, memory, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
+use crate::flows::FlowOutputs;
 use crate::nf::output::Outputs;
 use crate::otel::PushCounts;
 use crate::timeline::flight::FlightRecorder;
@@ -43,6 +44,9 @@ pub(super) struct Changes {
     pub(super) next_apply: u64,
     /// Ports that were opened before the rest of a change began, by name.
     pub(super) opened: HashMap<String, OpenPort>,
+    /// What the log of flows will write to, and the flight recorder, as `opened`.
+    pub(super) outputs: Option<FlowOutputs>,
+    pub(super) recorder: Option<FlightRecorder>,
     /// The configurations before the present one.
     pub(super) history: history::History,
     /// The configuration that will be in force when the changes under way are done.
@@ -62,6 +66,8 @@ impl Changes {
             applying: Vec::new(),
             next_apply: 0,
             opened: HashMap::new(),
+            outputs: None,
+            recorder: None,
             coming: None,
             port_numbers: numbers::Numbering::default(),
             chain_numbers: numbers::Numbering::default(),
@@ -69,6 +75,14 @@ impl Changes {
             numbers_looked: Instant::now(),
             memory: memory::Resting::default(),
         }
+    }
+}
+
+impl Changes {
+    /// Closes what was opened ahead and is not used.
+    pub(super) fn forget_opened(&mut self) {
+        self.opened.clear();
+        (self.outputs, self.recorder) = (None, None);
     }
 }
 

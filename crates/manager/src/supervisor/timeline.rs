@@ -17,6 +17,7 @@ use crate::timeline::live::LiveTimeline;
 use crate::timeline::sampler::{NfSubject, Subjects};
 use crate::timeline::watcher::{Ask, Watcher};
 use sluice_api::ApiError;
+use sluice_api::config::Recorder;
 use sluice_api::model::{self as api, MAX_TIMELINE_HZ, MAX_TIMELINE_MS, MAX_TIMELINES, MIN_TIMELINE_HZ};
 
 /// Asks the supervisor, and waits for nothing.
@@ -82,24 +83,36 @@ impl Supervisor {
         Ok((place, self.subjects(), self.controller.events().clone()))
     }
 
-    /// Starts the flight recorder, if the configuration asks for it.
+    /// Starts a flight recorder, if the configuration asks for one.
     ///
     /// # Errors
     /// [`SupervisorError::Invalid`]: its folder takes no file, or there is no memory or thread.
-    pub(super) fn start_recorder(&mut self) -> Result<(), SupervisorError> {
-        if self.config.recorder.memory_mib == 0 {
-            return Ok(());
+    pub(super) fn make_recorder(&self, wanted: &Recorder) -> Result<Option<FlightRecorder>, SupervisorError> {
+        if wanted.memory_mib == 0 {
+            return Ok(None);
         }
-        let folder = &self.config.recorder.folder;
+        let folder = &wanted.folder;
         kept::prepare(folder).map_err(|error| {
             let folder = folder.display();
             SupervisorError::Invalid(format!("cannot write into {folder}: {error}; set recorder.folder to another folder"))
         })?;
         let log = self.controller.events().clone();
-        let started = FlightRecorder::start(&self.config.recorder, asks(self.remote()), log);
-        self.seen.recorder = Some(started.map_err(|error| {
+        let started = FlightRecorder::start(wanted, asks(self.remote()), log);
+        started.map(Some).map_err(|error| {
             SupervisorError::Invalid(format!("cannot start the flight recorder: {error}; set recorder.memory_mib to less, or to 0"))
-        })?);
+        })
+    }
+
+    /// Goes over to another flight recorder; the former one writes what is due, and ends.
+    pub(super) fn change_recorder(&mut self, wanted: Recorder) -> Result<(), SupervisorError> {
+        let started = match self.changes.recorder.take() {
+            Some(ahead) => Some(ahead),
+            None => self.make_recorder(&wanted)?,
+        };
+        if let Some(former) = std::mem::replace(&mut self.seen.recorder, started) {
+            former.end();
+        }
+        self.config.recorder = wanted;
         Ok(())
     }
 

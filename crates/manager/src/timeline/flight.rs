@@ -255,6 +255,13 @@ impl FlightRecorder {
     }
 }
 
+impl FlightRecorder {
+    /// Ends it without a wait: its thread still writes what is due.
+    pub fn end(mut self) {
+        self.thread = None;
+    }
+}
+
 impl Drop for FlightRecorder {
     fn drop(&mut self) {
         self.stop = None;

@@ -206,6 +206,10 @@ impl PortQueue for InterfaceQueue {
         }
     }
 
+    fn overruns(&self) -> u64 {
+        self.counters().overruns
+    }
+
     fn leftover(&mut self) -> Vec<u32> {
         self.waiting.drain(..).map(|packet| packet.frame).collect()
     }
@@ -230,10 +234,6 @@ impl WireEnd for InterfaceQueue {
 
     fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
         self.socket.as_mut().map_or(0, |socket| socket.send(frames.arena(), packets))
-    }
-
-    fn overruns(&self) -> u64 {
-        self.counters().overruns
     }
 }
 
@@ -446,7 +446,7 @@ mod tests {
         }
         b.housekeeping(0);
         let slots = u64::from(b.socket.as_ref().unwrap().slots());
-        assert_eq!(b.counters().overruns, 256 - slots);
+        assert_eq!(b.overruns(), 256 - slots);
         assert_eq!(receive(&mut b, &mut cache, slots as usize).len() as u64, slots);
     }
 

@@ -317,10 +317,13 @@ impl PortQueue for Queue {
         frames
     }
 
+    fn overruns(&self) -> u64 {
+        self.overruns[0] + self.overruns[1]
+    }
+
     fn details(&self) -> Vec<(&'static str, f64)> {
-        let overruns = self.overruns[0] + self.overruns[1];
         let lent = self.lent.filling + self.lent.sending + self.returned.len();
-        let mut details = vec![("overruns", overruns as f64), ("lent", lent as f64)];
+        let mut details = vec![("overruns", self.overruns() as f64), ("lent", lent as f64)];
         if let Some(socket) = &self.socket {
             details.push(("in_driver", f64::from(socket.redirect.mode() == XdpMode::Native)));
             details.push(("zero_copy", f64::from(socket.is_zero_copy)));

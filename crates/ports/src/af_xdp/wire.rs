@@ -157,15 +157,15 @@ impl PortQueue for XdpQueue {
             self.counters.overruns = overruns;
         }
     }
+
+    fn overruns(&self) -> u64 {
+        self.counters.overruns
+    }
 }
 
 impl WireEnd for XdpQueue {
     fn has_packet(&self) -> bool {
         self.rings.rx.waiting() > 0
-    }
-
-    fn overruns(&self) -> u64 {
-        self.counters.overruns
     }
 
     fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
