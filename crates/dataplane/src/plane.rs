@@ -319,13 +319,13 @@ impl Plane {
     /// Whether the active trace covers a packet with this key, whatever its chain.
     pub fn traces(&self, key: &FlowKey, packet: Packet) -> bool {
         let Some(trace) = self.trace() else { return false };
-        let is_accepted = |filter: &Box<dyn PacketTest>| {
+        let is_accepted = |filter: &dyn PacketTest| {
             let (bytes, len) = self.head_of(packet);
             filter.accepts(&bytes[..len], packet.len.into())
         };
         trace.ingress.is_none_or(|port| port == key.ingress())
             && trace.rule.is_none_or(|rule| self.tables.rules.first_rule(key) == Some(rule))
-            && trace.filter.as_ref().is_none_or(is_accepted)
+            && trace.filter.as_deref().is_none_or(is_accepted)
     }
 
     /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
