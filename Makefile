@@ -245,8 +245,8 @@ install-strip: ## the same, without line numbers for backtraces: a fifth of the 
 .PHONY: uninstall
 uninstall: ## remove what `make install` of this tree put under PREFIX; configurations in /etc and /var/lib/sluice stay
 	stage=$$(mktemp -d) && trap 'rm -rf "$$stage"' EXIT && $(MAKE) -s install DESTDIR="$$stage" && cd "$$stage" && \
-	    find . ! -type d -printf '$(DESTDIR)/%P\0' | xargs -0r rm -f && \
-	    find . -depth -type d -path '*/*sluice*' -printf '$(DESTDIR)/%P\0' | xargs -0r rmdir --ignore-fail-on-non-empty
+	    find . ! -type d -printf '$(abspath $(DESTDIR))/%P\0' | xargs -0r rm -f && \
+	    find . -depth -type d -path '*/*sluice*' -printf '$(abspath $(DESTDIR))/%P\0' | xargs -0r rmdir --ignore-fail-on-non-empty
 
 # Of the cluster's workspace, which `make build` leaves out.
 .PHONY: install-cluster

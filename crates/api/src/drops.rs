@@ -155,10 +155,13 @@ pub enum PortDrop: u8 {
     /// It is larger than a frame of packet memory. It does not count as received.
     Oversize = "oversize", wasted: false,
         "Raise `packet_bytes` in `[memory]` for jumbo frames.";
-    /// It came in while all places of the port's queue were taken. It does not count as received,
-    /// and nothing of it is known: the kernel or the NIC dropped it.
+    /// It came in while all places of the port's queue were taken, or before a daemon that starts
+    /// has read its ports. It does not count as received, and nothing of it is known: the kernel or
+    /// the NIC dropped it.
     Overrun = "overrun", wasted: false,
-        "The port is read too rarely: see BUSY of its packet thread (`sluice top`), and whether something else runs on its core.          More `queues` with more packet threads take more; `slots` hold longer bursts. Without free frames (`frames` in `[memory]`)          nothing is read, either.";
+        "The port is read too rarely: see BUSY of its packet thread (`sluice top`), and whether something else runs on its core. \
+         More `queues` with more packet threads take more; `slots` hold longer bursts. Without free frames (`frames` in `[memory]`) \
+         nothing is read, either.";
 }
 }
 

@@ -113,7 +113,7 @@ pub struct TraceRequest {
 impl TraceRequest {
     /// Whether each packet has to be looked at, because it does not cover all of a chain.
     pub(crate) fn is_selective(&self) -> bool {
-        self.rule.is_some() || self.ingress.is_some() || self.filter.is_some()
+        (self.rule.is_some() || self.ingress.is_some() || self.filter.is_some()) && self.wants_more()
     }
 
     /// Whether packets are left to pick.

@@ -608,7 +608,7 @@ impl Feeder for ForeignHop {
         for wire in &mut self.wires {
             wire.queue.housekeeping(now_ns);
             let overruns = wire.queue.overruns();
-            self.counters.api.overruns.add(overruns - std::mem::replace(&mut wire.overruns, overruns));
+            self.counters.api.overruns.add(overruns.saturating_sub(std::mem::replace(&mut wire.overruns, overruns)));
         }
     }
 

@@ -126,6 +126,11 @@ pub enum UserError {
          runtime_dir that is open to others, such as /run/sluice, open this one (chmod o+x) if it holds nothing private, or give the service a `user` that can enter it (\"root\" passes any mode)"
     )]
     Closed { service: String, folder: PathBuf, mode: u32 },
+    #[error(
+        "service {service} runs as user {uid}, a member of the group of the control socket, by which it could do anything that root can; \
+         give it another `user`, or take that one out of the group ([control] group)"
+    )]
+    Controls { service: String, uid: u32 },
     #[error("cannot look up {user} among users or groups: {error}")]
     Database {
         /// The name or number that was looked up.

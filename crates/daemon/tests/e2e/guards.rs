@@ -107,3 +107,24 @@ fn packet_memory_beyond_the_hosts_is_not_applied() {
     assert_eq!(daemon.stats().nfs.len(), 2);
     daemon.stop();
 }
+
+#[test]
+fn a_service_whose_user_could_use_the_control_socket_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return crate::skip::skip("only root can run NFs as another user");
+    }
+    let folder = crate::support::open_folder();
+    let body = |group: u32| {
+        port("in", "gen", "rate = 100")
+            + &port("out", "sink", "")
+            + &service("s", "sluice-nf-bridge", "user = \"65534\"")
+            + &chain("c", "in", &["s"], "out", "")
+            + &format!("[control]\ngroup = \"{group}\"\n")
+    };
+    let refused = crate::support::refusal(folder.path(), &(head(folder.path(), "") + &body(65_534)));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("a member of the group of the control socket"), "{said}");
+    let mut daemon = Daemon::start("", &body(65_533));
+    daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 0);
+    daemon.stop();
+}

@@ -6,6 +6,7 @@ use sluice_api::client::ClientError;
 use sluice_api::health::HealthVerdict;
 use sluice_api::model::{Apply, Stats, Trace, TraceRequest, TracedPacket};
 
+use crate::skip::skip;
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
 
 const FLOWS: u64 = 64;
@@ -72,12 +73,16 @@ fn packets_are_traced_whatever_becomes_of_them() {
     // Of one port: there are a thousand others for each of them.
     let stray = trace(TraceRequest { port: Some("stray".into()), count: 20, ..TraceRequest::default() });
     assert_eq!(stray, vec![of(None, "port stray", "dropped: no_rule"); 20]);
-    let text = daemon.says(&["trace", "--port", "direct", "--filter", "udp and src net 10.0.0.0/8", "-n", "3", "--json"]);
-    let filtered: Trace = serde_json::from_str(&text).unwrap();
-    assert_eq!(filtered.packets.iter().map(|packet| packet.outcome.as_str()).collect::<Vec<_>>(), ["sent to out"; 3]);
     let none = daemon.sluice(&["trace", "--filter", "tcp", "--timeout", "0.2"]).output().unwrap();
     let said = String::from_utf8_lossy(&none.stderr);
-    assert!(none.status.code() == Some(1) && said.contains("no packet came by"), "{said}");
+    if said.contains("needs libpcap") {
+        skip("libpcap is not installed");
+    } else {
+        assert!(none.status.code() == Some(1) && said.contains("no packet came by"), "{said}");
+        let text = daemon.says(&["trace", "--port", "direct", "--filter", "udp and src net 10.0.0.0/8", "-n", "3", "--json"]);
+        let filtered: Trace = serde_json::from_str(&text).unwrap();
+        assert_eq!(filtered.packets.iter().map(|packet| packet.outcome.as_str()).collect::<Vec<_>>(), ["sent to out"; 3]);
+    }
     let unknown = daemon.client().trace(&TraceRequest { port: Some("lan".into()), ..TraceRequest::default() }).unwrap_err();
     assert!(unknown.to_string().contains("no port"), "{unknown}");
     // Packets of any chain, and of none.

@@ -13,6 +13,8 @@
 //! and those that could not be written), `logger_cpu_percent` (time of the log's thread, of one
 //! core).
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -46,6 +48,13 @@ const HOP: &str = "nf.0:in";
 const CHAIN: &str = "c";
 /// Packets per second while a capture is made.
 const RATE: f64 = 1e6;
+/// Bytes of a packet, and most that one takes in the file.
+const PACKET_BYTES: u64 = 60;
+const BYTES: f64 = 300.0;
+/// Most bytes of a flow's line.
+const LINE: f64 = 1_000.0;
+/// Least part of the packets that passed that a capture counts: it begins a moment later.
+const LEAST_SEEN: f64 = 0.5;
 /// Flows that begin each second, a million a minute, and their packets.
 const FLOWS_PER_S: f64 = 1e6 / 60.0;
 const FLOW_PACKETS: u32 = 4;
@@ -122,8 +131,14 @@ fn flows(lab: &Lab, file: &Path) -> Setup {
     Setup { more: format!("[flow_log]\nfile = {file:?}\nfile_mib = 1024\n"), ..chain(lab, traffic) }
 }
 
-/// A folder in memory.
-fn in_memory() -> Result<TempDir, Miss> {
+/// A folder in memory, with room for this many bytes.
+fn in_memory(bytes: f64) -> Result<TempDir, Miss> {
+    let about = rustix::fs::statvfs("/dev/shm").map_err(std::io::Error::from)?;
+    let free = about.f_bavail as f64 * about.f_frsize as f64;
+    if free < bytes {
+        let why = format!("/dev/shm has {:.0} MB left, and files of {:.0} MB are to be written", free / 1e6, bytes / 1e6);
+        return Err(Miss::LeaveOut(why));
+    }
     let folder =
         tempfile::tempdir_in("/dev/shm").map_err(|error| Miss::LeaveOut(format!("no file in memory (/dev/shm): {error}")))?;
     std::fs::set_permissions(folder.path(), open_to_nfs())?;
@@ -146,9 +161,9 @@ fn measured(lab: &Lab, setup: &Setup, during: impl FnOnce(&Daemon) -> anyhow::Re
 }
 
 fn captured(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
-    let folder = in_memory()?;
+    let folder = in_memory(RATE * lab.args.seconds * BYTES)?;
     let file = folder.path().join("hop.pcapng");
-    measured(lab, setup, |daemon| {
+    let out = measured(lab, setup, |daemon| {
         let mut command = Command::new(lab.programs.path(CLIENT));
         command.arg("--socket").arg(daemon.socket()).args(["capture", "--hop", HOP, "--seconds", &lab.args.seconds.to_string()]);
         let client = command.arg("-w").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
@@ -157,9 +172,15 @@ fn captured(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
         let words = String::from_utf8_lossy(&said.stderr);
         ensure!(said.status.success(), "the capture has failed: {words}");
         let [captured, missed] = counts(&words).with_context(|| format!("the capture counts nothing: {words}"))?;
-        ensure!(captured > 0 && std::fs::metadata(&file)?.len() > captured, "{captured} packets are not in the file");
+        let len = std::fs::metadata(&file)?.len();
+        ensure!(len > captured * PACKET_BYTES, "{captured} packets are not in a file of {len} bytes");
         Ok(Sample::from([("captured_count".into(), captured as f64), ("missed_count".into(), missed as f64)]))
-    })
+    })?;
+    let (seen, passed) = (out["captured_count"] + out["missed_count"], out["delivered_pps"] * lab.args.seconds);
+    if seen < LEAST_SEEN * passed {
+        return Err(anyhow::anyhow!("the capture counts {seen:.0} packets, and about {passed:.0} passed the hop").into());
+    }
+    Ok(out)
 }
 
 /// What the client says at the end of a capture: packets in the file, and those missed.
@@ -170,7 +191,7 @@ fn counts(said: &str) -> Option<[u64; 2]> {
 }
 
 fn logged(lab: &Lab) -> Result<Sample, Miss> {
-    let folder = in_memory()?;
+    let folder = in_memory(FLOWS_PER_S * (lab.args.seconds + 60.0) * LINE)?;
     let file = folder.path().join("flows.json");
     measured(lab, &flows(lab, &file), |daemon| {
         let (before, used) = (log_of(daemon)?, logger_ns(daemon)?);
@@ -179,7 +200,8 @@ fn logged(lab: &Lab) -> Result<Sample, Miss> {
         let seconds = after.metered_s - before.metered_s;
         let ended = (after.ended - before.ended) as f64;
         let lost = (after.lost + after.unwritten) - (before.lost + before.unwritten);
-        ensure!(std::fs::metadata(&file)?.len() as f64 > ended, "{ended} flows are not in the file");
+        let lines = BufReader::new(File::open(&file)?).split(b'\n').count() as f64;
+        ensure!(lines + lost as f64 >= ended, "{ended} flows have ended and {lost} are lost, and the file has {lines} lines");
         Ok(Sample::from([
             ("flows_per_minute".into(), ended / seconds * 60.0),
             ("lost_count".into(), lost as f64),

@@ -63,10 +63,10 @@ impl FlowFile {
 
     /// Goes on where a former one, which has written all its lines, is at, if they have one path.
     pub fn follow(&mut self, former: Option<Self>) {
-        if let Some(Self { path, file, len, failed, .. }) = former
+        if let Some(Self { path, file: Some(file), len, .. }) = former
             && path == self.path
         {
-            (self.file, self.len, self.failed) = (file, len, failed);
+            (self.file, self.len) = (Some(file), len);
         }
     }
 

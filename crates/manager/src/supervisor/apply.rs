@@ -165,7 +165,7 @@ impl Supervisor {
         self.open_ahead(&changes, wanted)?;
         self.plane.learn_cores(wanted);
         if wanted.services.iter().any(|service| self.meets_all_shards(service)) {
-            self.plane.share_nfs()?;
+            self.plane.share_nfs().inspect_err(|_| self.changes.forget_opened())?;
         }
         self.warn_of_frames(wanted);
         let former = (!changes.is_empty()).then(|| sluice_config::edit::text(&self.promises.base(&self.config)));

@@ -108,8 +108,11 @@ impl Supervisor {
     /// Has flows be logged elsewhere, and end after other times. Those that are metered go on.
     pub(super) fn change_flow_log(&mut self, wanted: FlowLogConfig) -> Result<(), SupervisorError> {
         let outputs = self.changes.outputs.take().map_or_else(|| FlowOutputs::open(&wanted), Ok)?;
-        self.config.flow_log = living_flow_log(&self.config.flow_log, &wanted);
-        let Some(keeper) = &self.seen.flows else { return self.start_flow_log(outputs) };
+        let now = living_flow_log(&self.config.flow_log, &wanted);
+        let former = std::mem::replace(&mut self.config.flow_log, now);
+        let Some(keeper) = &self.seen.flows else {
+            return self.start_flow_log(outputs).inspect_err(|_| self.config.flow_log = former);
+        };
         keeper.log.write_to(outputs);
         let MeterSettings { idle_ns, active_ns, .. } = meter_settings(&wanted);
         (0..self.plane.threads()).for_each(|thread| self.plane.send(thread, move |worker| worker.time_meter(idle_ns, active_ns)));

@@ -46,6 +46,8 @@ pub(super) struct Outside {
     refused: BTreeSet<usize>,
     /// Whether an NF was not ready at the last check.
     look_again: bool,
+    /// Whether NFs are not pinned yet: the next of the rare looks checks them again.
+    look_later: bool,
     /// The choice for a core: mechanism, cost of a switch, and reason. Measured once, as that
     /// occupies the core for a while.
     chosen: BTreeMap<usize, (Mechanism, u64, String)>,
@@ -359,7 +361,7 @@ impl Supervisor {
         match added {
             Ok(watch) => drop(governed.members.insert(number, watch)),
             // The library pins an NF that is started by hand, before it reports that it is ready.
-            Err(Refused::Elsewhere { .. }) if nf.foreign.is_none() && !is_ready => self.outside.look_again = true,
+            Err(Refused::Elsewhere { .. }) if nf.foreign.is_none() && !is_ready => self.outside.look_later = true,
             Err(refused) => {
                 governed.refused.insert(number);
                 let name = &handle.name;
@@ -424,6 +426,7 @@ impl Supervisor {
 
     /// Replaces a guard that has ended too early, and updates foreign NFs with other processes.
     fn look_after_schedules(&mut self) {
+        self.outside.look_again |= std::mem::take(&mut self.outside.look_later);
         if !self.outside.cores.is_empty() && self.outside.guard.as_ref().is_some_and(|guard| !guard.is_alive()) {
             warn!("the guard process has ended, which would undo what turns need if sluiced died; another one is started");
             self.outside.guard = None;

@@ -255,6 +255,8 @@ pub(super) struct Observed {
     pub(super) timelines: Vec<Weak<()>>,
     /// The flight recorder, if there is one.
     pub(super) recorder: Option<FlightRecorder>,
+    /// Those before it that may still write.
+    pub(super) former_recorders: Vec<FlightRecorder>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
     /// What was compared of the last shadow of each service that has had one.
@@ -275,6 +277,7 @@ impl Observed {
             pushes,
             timelines: Vec::new(),
             recorder: None,
+            former_recorders: Vec::new(),
             watch: health::HealthWatch::default(),
             shadows: BTreeMap::new(),
         }

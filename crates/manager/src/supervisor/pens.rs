@@ -31,7 +31,7 @@ use sluice_host::process::{self, Proc};
 use sluice_host::processes::helper;
 use sluice_host::record::Thing;
 use sluice_host::spawn::{Keeper, SpawnSpec};
-use sluice_host::user::{Uids, User, UserError};
+use sluice_host::user::{Uids, User, UserError, look_up_group};
 
 /// The program that becomes the keeper: this one.
 const OURSELVES: &str = "/proc/self/exe";
@@ -451,6 +451,11 @@ impl Supervisor {
 
     /// The user of a service: the named one; or its own, if the daemon is root and starts it.
     pub(super) fn user_of(&mut self, config: &model::Service, named: Option<User>) -> Result<Option<User>, UserError> {
+        let control = self.config.control.group.as_deref().map(look_up_group).transpose()?;
+        let controls = |user: &&User| user.uid != 0 && control.is_some_and(|gid| user.gid == gid || user.groups.contains(&gid));
+        if let Some(user) = named.as_ref().filter(controls) {
+            return Err(UserError::Controls { service: config.name.clone(), uid: user.uid });
+        }
         let has_process = config.exec.is_some() && !config.is_inline();
         let is_ours = has_process && config.container.is_none() && !config.attach && !config.is_foreign();
         let is_root = rustix::process::geteuid().is_root();
@@ -476,7 +481,7 @@ impl Supervisor {
             .filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit))
             .filter_map(|entry| Some(entry.metadata().ok()?.uid()))
             .collect();
-        uids.give(&manager.runtime_dir, &config.name, |uid| busy.contains(&uid)).map(Some)
+        uids.give(&manager.runtime_dir, &config.name, |uid| busy.contains(&uid) || control == Some(uid)).map(Some)
     }
 }
 

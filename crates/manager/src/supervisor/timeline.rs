@@ -92,12 +92,13 @@ impl Supervisor {
             return Ok(None);
         }
         let folder = &wanted.folder;
-        kept::prepare(folder).map_err(|error| {
+        let unfinished = kept::unfinished_name();
+        kept::prepare(folder, &unfinished).map_err(|error| {
             let folder = folder.display();
             SupervisorError::Invalid(format!("cannot write into {folder}: {error}; set recorder.folder to another folder"))
         })?;
         let log = self.controller.events().clone();
-        let started = FlightRecorder::start(wanted, asks(self.remote()), log);
+        let started = FlightRecorder::start(wanted, unfinished, asks(self.remote()), log);
         started.map(Some).map_err(|error| {
             SupervisorError::Invalid(format!("cannot start the flight recorder: {error}; set recorder.memory_mib to less, or to 0"))
         })
@@ -109,8 +110,10 @@ impl Supervisor {
             Some(ahead) => Some(ahead),
             None => self.make_recorder(&wanted)?,
         };
-        if let Some(former) = std::mem::replace(&mut self.seen.recorder, started) {
+        self.seen.former_recorders.retain(|former| !former.has_ended());
+        if let Some(mut former) = std::mem::replace(&mut self.seen.recorder, started) {
             former.end();
+            self.seen.former_recorders.push(former);
         }
         self.config.recorder = wanted;
         Ok(())

@@ -124,7 +124,7 @@ const FLOW_LOG: &[Family<FlowLogCounts>] =
 const PORTS: &[Family<Port>] = &[
     Family::counter_of_each(
         "sluice_port_drops_total",
-        "Packets that were dropped at the port for want of a link or for their size.",
+        "Packets that the port dropped: no link, their size, or no room in its queue.",
         |p, r| {
             p.drops.iter().for_each(|(reason, n)| r.with(&[("reason", reason)], n));
         },

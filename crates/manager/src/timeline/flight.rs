@@ -144,6 +144,8 @@ struct Due {
 struct Flight {
     watcher: Watcher,
     settings: Recorder,
+    /// Name of the file that it writes, until it is whole.
+    unfinished: String,
     period: Duration,
     ring: Backwards,
     due: Option<Due>,
@@ -210,7 +212,8 @@ impl Flight {
         let events = self.watcher.log().since(0);
         let Recorder { folder, files, .. } = &self.settings;
         let (ring, objects) = (&self.ring, self.watcher.objects());
-        let written = kept::write(folder, unix_ms(), &why, *files as usize, |file| trace(ring, objects, &events, file));
+        let to = (folder.as_path(), self.unfinished.as_str());
+        let written = kept::write(to, unix_ms(), &why, *files as usize, |file| trace(ring, objects, &events, file));
         match written {
             Ok(path) => {
                 let lasts_ns = monotonic_ns().saturating_sub(self.ring.since_ns());
@@ -237,13 +240,14 @@ impl FlightRecorder {
     ///
     /// # Errors
     /// The system's, if there is no memory or no thread for it.
-    pub fn start(settings: &Recorder, ask: Ask, log: Arc<EventLog>) -> io::Result<Self> {
+    pub fn start(settings: &Recorder, unfinished: String, ask: Ask, log: Arc<EventLog>) -> io::Result<Self> {
         let period = Duration::from_secs(1) / settings.rate_hz.max(1);
         let flight = Flight {
             watcher: Watcher::new(period, ask, log),
             period,
             ring: Backwards::new((settings.memory_mib as usize) << 20, monotonic_ns())?,
             settings: settings.clone(),
+            unfinished,
             due: None,
             written: None,
             looked: Instant::now(),
@@ -256,9 +260,14 @@ impl FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// Ends it without a wait: its thread still writes what is due.
-    pub fn end(mut self) {
-        self.thread = None;
+    /// Has it end, without a wait: its thread still writes what is due.
+    pub fn end(&mut self) {
+        self.stop = None;
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 }
 

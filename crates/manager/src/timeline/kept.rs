@@ -7,13 +7,22 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_api::model::Timeline;
 
 const PREFIX: &str = "flight-";
 const SUFFIX: &str = ".pftrace";
-/// A file that is being written.
-const UNFINISHED: &str = "flight.tmp";
+/// A file that is being written. Each recorder has its own: one may end while another begins.
+pub fn unfinished_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Relaxed: it is a number, and orders nothing.
+    match NEXT.fetch_add(1, Ordering::Relaxed) {
+        0 => "flight.tmp".into(),
+        number => format!("flight.{number}.tmp"),
+    }
+}
+
 /// Most bytes of a reason in a name.
 const WHY: usize = 64;
 /// Bytes that are read at a time.
@@ -98,25 +107,25 @@ fn open(folder: &Path, unfinished: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// The system's.
-pub fn prepare(folder: &Path) -> io::Result<()> {
-    let unfinished = folder.join(UNFINISHED);
+pub fn prepare(folder: &Path, unfinished: &str) -> io::Result<()> {
+    let unfinished = folder.join(unfinished);
     open(folder, &unfinished)?;
     fs::remove_file(&unfinished)
 }
 
 /// Writes a file into a folder, which is made if it is missing, and removes the oldest ones above
-/// `most`. Returns its path. `fill` writes what is in it.
+/// `most`. Returns its path. `fill` writes what is in it; it is `unfinished` until then.
 ///
 /// # Errors
 /// The system's, and those of `fill`. There is no new file then.
 pub fn write(
-    folder: &Path,
+    (folder, unfinished): (&Path, &str),
     unix_ms: u64,
     why: &str,
     most: usize,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<PathBuf> {
-    let unfinished = folder.join(UNFINISHED);
+    let unfinished = folder.join(unfinished);
     let path = folder.join(name_of(unix_ms, why));
     let mut file = open(folder, &unfinished)?;
     let written = fill(&mut file).and_then(|()| fs::rename(&unfinished, &path));
@@ -144,13 +153,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("a/b");
         assert_eq!(list(&inner).unwrap(), []);
-        prepare(&inner).unwrap();
+        prepare(&inner, "x.tmp").unwrap();
         assert_eq!(fs::read_dir(&inner).unwrap().count(), 0);
         // The order is that of the times, not that of the names.
         let written =
             [(20, "early"), (999, "death nf b.0"), (1_000, "promise slo \"x\"/../y"), (1_001, "death nf b.0"), (30, "set back")];
         for (unix_ms, why) in written {
-            let path = write(&inner, unix_ms, why, 3, |file| file.write_all(&[7; 100])).unwrap();
+            let path = write((&inner, "x.tmp"), unix_ms, why, 3, |file| file.write_all(&[7; 100])).unwrap();
             assert_eq!(path.parent(), Some(inner.as_path()));
             fs::write(inner.join("notes.txt"), "mine").unwrap();
             fs::write(inner.join("flight-old.pftrace"), "mine").unwrap();
@@ -178,8 +187,8 @@ mod tests {
     fn only_files_of_the_recorder_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
-        let path = write(folder.path(), 5, "x", 1, |file| file.write_all(&bytes)).unwrap();
-        let failed = write(folder.path(), 6, "x", 1, |file| {
+        let path = write((folder.path(), "x.tmp"), 5, "x", 1, |file| file.write_all(&bytes)).unwrap();
+        let failed = write((folder.path(), "x.tmp"), 6, "x", 1, |file| {
             file.write_all(b"half")?;
             Err(io::ErrorKind::StorageFull.into())
         });

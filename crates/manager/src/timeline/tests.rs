@@ -388,7 +388,7 @@ fn the_flight_recorder_writes_what_was_before_a_death() {
     let settings = Recorder { memory_mib: 1, rate_hz: 1_000, folder: folder.path().join("f"), files: 2 };
     let rig = Rig::new(1);
     let log = Arc::new(EventLog::default());
-    let recorder = FlightRecorder::start(&settings, asks(rig.subjects()), log.clone()).unwrap();
+    let recorder = FlightRecorder::start(&settings, "x.tmp".into(), asks(rig.subjects()), log.clone()).unwrap();
     log.note(EventKind::Restart, Subject::Nf("s.0"), "is no cause");
     log.note(EventKind::Death, Subject::Nf("s.0"), "killed");
     let until = Instant::now() + PATIENCE;
@@ -424,7 +424,7 @@ fn a_folder_that_takes_no_file_is_no_end_of_the_recorder() {
     std::fs::write(folder.path().join("f"), "a file").unwrap();
     let settings = Recorder { memory_mib: 1, rate_hz: 1_000, folder: folder.path().join("f"), files: 1 };
     let log = Arc::new(EventLog::default());
-    let recorder = FlightRecorder::start(&settings, asks_nobody(), log.clone()).unwrap();
+    let recorder = FlightRecorder::start(&settings, "x.tmp".into(), asks_nobody(), log.clone()).unwrap();
     log.note(EventKind::Death, Subject::Nf("s.0"), "killed");
     drop(recorder);
     assert!(log.all().iter().all(|event| event.event != EventKind::Timeline));
