@@ -194,14 +194,21 @@ fn logged(lab: &Lab) -> Result<Sample, Miss> {
     let folder = in_memory(FLOWS_PER_S * (lab.args.seconds + 60.0) * LINE)?;
     let file = folder.path().join("flows.json");
     measured(lab, &flows(lab, &file), |daemon| {
+        // A flow ends a while after its last packet: from then on as many end as begin.
+        daemon.wait_for("flows to end", Duration::from_secs(60), |daemon| {
+            Ok((log_of(daemon)?.ended as f64 >= FLOWS_PER_S / 10.0).then_some(()))
+        })?;
         let (before, used) = (log_of(daemon)?, logger_ns(daemon)?);
         lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
         let (after, used) = (log_of(daemon)?, logger_ns(daemon)? - used);
         let seconds = after.metered_s - before.metered_s;
         let ended = (after.ended - before.ended) as f64;
         let lost = (after.lost + after.unwritten) - (before.lost + before.unwritten);
-        let lines = BufReader::new(File::open(&file)?).split(b'\n').count() as f64;
-        ensure!(lines + lost as f64 >= ended, "{ended} flows have ended and {lost} are lost, and the file has {lines} lines");
+        let written = after.ended - after.unwritten;
+        daemon.wait_for("the lines of all flows", Duration::from_secs(10), |_| {
+            let lines = BufReader::new(File::open(&file)?).split(b'\n').count() as u64;
+            Ok((lines >= written).then_some(()))
+        })?;
         Ok(Sample::from([
             ("flows_per_minute".into(), ended / seconds * 60.0),
             ("lost_count".into(), lost as f64),
