@@ -238,7 +238,7 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -m 644 docs/src/pictures/* $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src/pictures
 
 .PHONY: install-strip
-install-strip: ## the same, without line numbers for backtraces: a fifth of the size
+install-strip: ## the same, without line numbers for backtraces: a quarter of the size
 	$(MAKE) install STRIP=-s
 
 # What the same tree would install, in a folder of its own, says what there is to remove.
