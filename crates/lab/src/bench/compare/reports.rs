@@ -23,8 +23,8 @@
 //! 3. All experiments together have changed if the median of their changes is far from 0, by the
 //!    same noise. This is tested only where the host's speed is known.
 //! 4. A variant with [`FEWEST_RUNS`] or more on both sides has changed if no run before is among
-//!    those after, and its change is far from that of its experiment, by how far the changes of the
-//!    other variants scatter. Here, what is far off counts in full: where others are far off as
+//!    those after, and its change is far from that of its experiment and from what the host
+//!    explains, by how far the changes of the other variants scatter. Here, what is far off counts in full: where others are far off as
 //!    well, as by a disk that is slow at times, being so says little of this one. Where its own
 //!    runs scatter much more than that ([`OWN`]), their scatter counts instead.
 //! 5. A group has changed if the mean of its changes is far from that of the other variants. The
@@ -191,6 +191,13 @@ impl Compared {
         change - self.host.map_or(0.0, |host| host.explains(change, self.follows()))
     }
 
+    /// What some variants have changed by themselves: the change that the host does not explain, or
+    /// how far it is `apart` from that of the others, which may be what has changed; the lesser.
+    fn own_part(&self, change: f64, apart: f64) -> f64 {
+        let own = self.without_host(change);
+        if own * apart > 0.0 { own.abs().min(apart.abs()).copysign(apart) } else { 0.0 }
+    }
+
     /// Its change without what the host explains.
     fn unexplained(&self) -> f64 {
         self.without_host(self.change)
@@ -304,9 +311,7 @@ impl<'a> Group<'a> {
             }
             (None, None) => (error, freedom as usize),
         };
-        // The others may be what has changed.
-        let own = of.without_host(change);
-        let rest = if own * apart > 0.0 { own.abs().min(apart.abs()).copysign(apart) } else { 0.0 };
+        let rest = of.own_part(change, apart);
         let experiments = same.or(any).map_or(String::new(), |scatter| format!(", {} experiments", scatter.experiments));
         let (what, metric) = (format!("{}, all of {value}", of.experiment), of.metric.clone());
         let (by, words) = ("the host and the others", format!("{size} of {variants} variants{experiments}"));
@@ -396,7 +401,7 @@ struct Tested {
     metric: String,
     better: Better,
     change: f64,
-    /// The change without the part that the host made, or of a variant, its experiment.
+    /// The change without the part that `by` made.
     rest: f64,
     /// What made the other part.
     by: &'static str,
@@ -516,7 +521,8 @@ fn tests_of_variants(all: &[Compared]) -> Vec<Tested> {
             let (noise, freedom) = if is_own { (runs.error, runs.freedom) } else { (deviation, variants - 2) };
             let what = format!("{}, {}", one.experiment, variant.variant);
             let (metric, of) = (one.metric.clone(), format!("{variants} variants"));
-            let (change, rest, by) = (variant.change, variant.change - one.change, "its experiment");
+            let change = variant.change;
+            let (rest, by) = (one.own_part(change, change - one.change), "the host and its experiment");
             let tested = Tested { what, metric, better: one.better, change, rest, by, noise, of, p: 1.0 };
             Some(if runs.are_apart { tested.with_p(freedom) } else { tested })
         };

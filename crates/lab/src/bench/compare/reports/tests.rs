@@ -233,6 +233,20 @@ fn a_variant_that_is_far_off_where_others_are_too_is_noise() {
 }
 
 #[test]
+fn a_variant_that_alone_follows_the_host_is_no_regression() {
+    // The rates of the other variants are given, and one has only what the host gives it.
+    let slower = |host: f64| {
+        let one = Drawn { build: |experiment, variant| if (experiment, variant) == (4, 7) { 0.3 } else { 1.0 }, ..QUIET };
+        let [before, mut after] = one.reports(1);
+        set(&mut after[4], [1.0, 1.0, host], 1.0);
+        let compared: Vec<Compared> = before.iter().zip(&after).flat_map(|(was, is)| metrics(was, is)).collect();
+        changed(&tests_of_variants(&compared), 0.03).len()
+    };
+    assert_eq!(slower(0.25), 0);
+    assert!(slower(1.0) > 0 && slower(0.8) > 0, "it explains a part");
+}
+
+#[test]
 fn a_variant_whose_own_runs_scatter_is_noise() {
     let [mut before, mut after] = QUIET.reports(1);
     let set = |reports: &mut Vec<Report>, runs: [f64; 3]| {
