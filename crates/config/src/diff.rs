@@ -17,7 +17,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use sluice_api::config::{Chain, Config, FlowLogConfig, Gen, Manager, Port, PortKind, Recorder, Rule, Sched, Service};
+use sluice_api::config::{Chain, Class, Config, FlowLogConfig, Gen, Manager, Port, PortKind, Recorder, Rule, Sched, Service};
 
 /// One step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -212,9 +212,13 @@ pub fn living_manager(old: &Manager, new: &Manager) -> Manager {
     Manager { latency_sample: new.latency_sample, log_level: new.log_level.clone(), ..old.clone() }
 }
 
-/// `[sched]`, as [`living_manager`].
+/// `[sched]`, as [`living_manager`]. NFs of class rr have a thread that sets their priorities, and no
+/// weights: both are made at the start.
 pub fn living_sched(old: &Sched, new: &Sched) -> Sched {
+    let are_fair = [old, new].iter().all(|sched| sched.class != Class::Rr);
     Sched {
+        class: if are_fair { new.class } else { old.class },
+        rr_slice_ms: new.rr_slice_ms,
         ecn: new.ecn,
         high_watermark: new.high_watermark,
         low_watermark: new.low_watermark,
@@ -516,6 +520,12 @@ mod tests {
     fn what_changes_while_packets_move_replaces_nothing() {
         let sched = "sched = { ecn = false, high_watermark = 70, tenants = { gold = 2 } }\n";
         assert_eq!(said(OLD, &format!("{sched}{OLD}")), ["change settings of scheduling"]);
+        let class = |keys: &str| format!("sched = {{ {keys} }}\n{OLD}");
+        let between = |old: &str, new: &str| said(&class(old), &class(new));
+        assert_eq!(between("", "class = \"batch\""), ["change settings of scheduling"]);
+        assert_eq!(between("class = \"batch\"", "class = \"rr\""), ["sched.class changes when sluiced is restarted"]);
+        assert_eq!(between("class = \"rr\"", ""), ["sched.class changes when sluiced is restarted"]);
+        assert_eq!(between("class = \"rr\"", "class = \"rr\", rr_slice_ms = 5"), ["change settings of scheduling"]);
         let manager = "manager = { latency_sample = 0, log_level = \"debug\", stall_ms = 5 }\n";
         let both = ["manager.stall_ms changes when sluiced is restarted", "change settings of the manager"];
         assert_eq!(said(OLD, &format!("{manager}{OLD}")), both);

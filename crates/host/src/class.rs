@@ -362,16 +362,16 @@ impl RrSlice {
     /// # Errors
     /// [`ClassError::Slice`], [`ClassError::SliceNotPermitted`], [`ClassError::System`].
     pub fn set(&self, ms: u32) -> Result<Slice, ClassError> {
-        // The kernel takes 0 for "the default".
-        if ms == 0 || i32::try_from(ms).is_err() {
-            return Err(ClassError::Slice { ms });
-        }
         let former = self.read_ms()?;
         self.write(ms)?;
         Ok(Slice { setting: self.clone(), former, is_set: true })
     }
 
     fn write(&self, ms: u32) -> Result<(), ClassError> {
+        // The kernel takes 0 for "the default".
+        if ms == 0 || i32::try_from(ms).is_err() {
+            return Err(ClassError::Slice { ms });
+        }
         let file = OpenOptions::new().write(true).truncate(true).open(&self.path);
         // In a single write: the kernel would take the first digit for the whole number.
         let written = file.and_then(|mut file| file.write_all(ms.to_string().as_bytes()));
@@ -399,6 +399,14 @@ impl Slice {
     /// The former setting, in milliseconds.
     pub fn former(&self) -> u32 {
         self.former
+    }
+
+    /// Sets another one, in milliseconds. The former setting stays the host's own.
+    ///
+    /// # Errors
+    /// Those of [`RrSlice::set`]; the slice stays as it was.
+    pub fn change(&self, ms: u32) -> Result<(), ClassError> {
+        self.setting.write(ms)
     }
 
     /// The slice that the kernel really uses now: see [`try_rr`].

@@ -4,6 +4,7 @@ use rustix::process::Signal;
 use sluice_api::change::CanaryRequest;
 use sluice_api::model::{Event, EventKind, Nf, NfState, Stats};
 
+use crate::promises::{ALWAYS, NEVER, PROMISES, assignment, on_demand};
 use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, find_port, open_folder, port, service, signal};
 
 /// Flows that end, so that there are always new ones, through two instances of a service.
@@ -126,6 +127,43 @@ fn a_canary_that_dies_goes_back_and_its_flows_with_it() {
     let had = find_port(&after, "all").tx_packets;
     daemon.wait("packets go on", |s| find_port(s, "all").tx_packets > had + 1_000);
     settle(daemon, true);
+}
+
+#[test]
+fn a_canary_goes_back_when_an_slo_on_its_core_is_violated() {
+    let folder = open_folder();
+    let promised = port("acme-in", "gen", "rate = 2000")
+        + &service("nf", "sluice-nf-bridge", "")
+        + &chain("acme", "acme-in", &["nf"], "all", "")
+        + &format!("{PROMISES}cache = \"none\"\n");
+    let mut daemon = Daemon::start("", &(busy() + &promised));
+    let before = daemon.wait("both run", |s| instances(s).len() == 3);
+    // Two places a core.
+    let place = 2 * find_nf(&before, "s.0").core as u32;
+    let within = |latency_us: f64| {
+        let mut wanted = assignment(&[("acme", &[place], 0, 0.0)]);
+        on_demand(&mut wanted, "acme", latency_us, 1);
+        wanted
+    };
+    daemon.client().place(&within(ALWAYS)).unwrap();
+    daemon.wait("windows", |s| s.promises[0].windows > 1 && s.promises[0].violations.is_empty());
+    let before = instances(&daemon.stats());
+    let (name, _) = begun(&mut daemon, &request(&version(folder.path()), &[], 3_600));
+    assert_eq!(find_nf(&daemon.stats(), &name).core, find_nf(&daemon.stats(), "acme-nf.0").core);
+    // From now on no packet is in time.
+    daemon.client().place(&within(NEVER)).unwrap();
+    let said = wait_for_event(&daemon, "failed: ");
+    assert!(said.contains("the SLO acme is violated since it takes packets"), "{said}");
+    let after = daemon.wait("it has left", |s| s.nfs.iter().all(|nf| nf.name != name));
+    assert_eq!(instances(&after), before, "the others are as they were");
+    // What was violated before says nothing about the next one.
+    let (name, _) = begun(&mut daemon, &request(&version(folder.path()), &[], 3_600));
+    let windows = daemon.stats().promises[0].windows;
+    daemon.wait("more violated windows", |s| s.promises[0].windows > windows + 2 && !s.promises[0].violations.is_empty());
+    assert!(daemon.stats().nfs.iter().any(|nf| nf.name == name), "it stays");
+    daemon.client().abort_canary("s").unwrap();
+    daemon.wait("it has left", |s| s.nfs.iter().all(|nf| nf.name != name));
+    daemon.stop();
 }
 
 #[test]

@@ -733,7 +733,7 @@ fn one_that_stays_keeps_its_ways_until_new_instances_are_ready() {
 
 /// Latencies (µs) that no packet and that all packets keep.
 pub const NEVER: f64 = 0.001;
-const ALWAYS: f64 = 1e8;
+pub const ALWAYS: f64 = 1e8;
 
 /// Makes an SLO one on demand, with a latency (µs) and a cap of instances.
 pub fn on_demand(assignment: &mut Assignment, name: &str, latency_us: f64, most: u32) {

@@ -20,7 +20,7 @@ fn steady(rate: u32) -> String {
         + &chain("c", "in", &["s"], "out", "")
 }
 
-fn keys(kind: &str, name: &str, keys: serde_json::Value) -> SetKeys {
+pub fn keys(kind: &str, name: &str, keys: serde_json::Value) -> SetKeys {
     let name = Some(name.to_string()).filter(|name| !name.is_empty());
     SetKeys { kind: kind.into(), name, keys: serde_json::from_value(keys).unwrap(), dry_run: false }
 }

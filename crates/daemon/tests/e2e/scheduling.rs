@@ -7,9 +7,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_api::model::{EventKind, Nf, Stats};
+use serde_json::json;
+use sluice_api::model::{EventKind, Nf, NfState, Stats};
 use sluice_host::cgroup::{Hierarchy, Version};
 
+use crate::revise::keys;
 use crate::skip::skip;
 use crate::support::{Daemon, PATIENCE, RR, chain, class, find_nf, find_port, head, port, service, signal};
 
@@ -227,6 +229,27 @@ fn nfs_that_sleep_have_the_class_that_was_asked_for() {
     daemon.stop();
 }
 
+#[test]
+fn nfs_that_run_change_between_the_fair_classes() {
+    let (mut daemon, _) = start("");
+    let set = |daemon: &Daemon, class: &str| daemon.client().set(&keys("sched", "", json!({ "class": class })));
+    let of_nfs = |daemon: &mut Daemon| classes(&daemon.stats());
+    let pids = |daemon: &mut Daemon| daemon.stats().nfs.iter().map(|nf| nf.pid).collect::<Vec<_>>();
+    let before = pids(&mut daemon);
+    set(&daemon, "batch").unwrap();
+    assert_eq!(of_nfs(&mut daemon), [(BATCH, 0); 2]);
+    let said = set(&daemon, "rr").unwrap_err().to_string();
+    assert!(said.contains("sched.class cannot be changed on a running daemon"), "{said}");
+    assert_eq!(of_nfs(&mut daemon), [(BATCH, 0); 2]);
+    signal(find_nf(&daemon.stats(), "a.0"), Signal::KILL);
+    daemon.wait("it is back", |s| find_nf(s, "a.0").restarts == 1 && s.nfs.iter().all(|nf| nf.state == NfState::Running));
+    assert_eq!(of_nfs(&mut daemon), [(BATCH, 0); 2], "the next process, too");
+    set(&daemon, "other").unwrap();
+    assert_eq!(of_nfs(&mut daemon), [(OTHER, 0); 2]);
+    assert_eq!(pids(&mut daemon)[1], before[1], "no other has come");
+    daemon.stop();
+}
+
 const SLICE: &str = "/proc/sys/kernel/sched_rr_timeslice_ms";
 
 fn slice() -> u32 {
@@ -257,6 +280,22 @@ fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
     assert_eq!(slice(), wanted);
     daemon.stop();
     assert_eq!(slice(), former, "after a kill -9, a start and a stop");
+
+    let (mut daemon, _) = start("class = \"rr\"");
+    let set = |daemon: &Daemon, ms: serde_json::Value| daemon.client().set(&keys("sched", "", json!({ "rr_slice_ms": ms })));
+    for ms in [wanted, wanted + 4] {
+        set(&daemon, ms.into()).unwrap();
+        assert_eq!(slice(), ms);
+    }
+    set(&daemon, serde_json::Value::Null).unwrap();
+    assert_eq!(slice(), former, "without a slice of its own");
+    set(&daemon, wanted.into()).unwrap();
+    daemon.end(Signal::KILL);
+    daemon.wait_until_nfs_are_gone();
+    assert_eq!(slice(), wanted, "a kill -9 leaves this one, too");
+    let (daemon, _) = flowing(Daemon::again(daemon.into_folder()));
+    daemon.stop();
+    assert_eq!(slice(), former, "after a start without one, and a stop");
 }
 
 /// Runs an unprivileged daemon until it is ready or ends: stderr and exit code.

@@ -497,7 +497,7 @@ impl Supervisor {
         match change.clone() {
             Change::NeedsRestart { .. } => {}
             Change::ChangeManager { manager } => self.change_manager(&manager),
-            Change::ChangeSched { sched } => self.change_sched(&sched),
+            Change::ChangeSched { sched } => self.change_sched(&sched)?,
             Change::ChangeFlowLog { flow_log } => self.change_flow_log(flow_log)?,
             Change::ChangeRecorder { recorder } => self.change_recorder(recorder)?,
             Change::AddPort { port } => self.add_port(port)?,

@@ -5,6 +5,7 @@
 //!   which carries it out between two rounds.
 //! - `weight_every_ms`, `weight_margin_percent` and `min_share_percent`: the share controller reads
 //!   them in its next round.
+//! - `rr_slice_ms`, and `class` between the fair ones: by the kernel, for NFs that run.
 //! - `priority` of a service, the bounds of what its NFs [ask for](super::requests), and `tenants`:
 //!   in the handle of each NF, on its core's page and as its priority in the kernel; the weights of
 //!   rules by new tables.
@@ -49,8 +50,13 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn change_sched(&mut self, sched: &Sched) {
+    /// # Errors
+    /// The kernel refuses the time slice; nothing has changed then.
+    pub(super) fn change_sched(&mut self, sched: &Sched) -> Result<(), SupervisorError> {
         let now = living_sched(&self.config.sched, sched);
+        if now.rr_slice_ms != self.config.sched.rr_slice_ms {
+            self.set_slice(now.rr_slice_ms)?;
+        }
         let former = std::mem::replace(&mut self.config.sched, now);
         self.plane.tune(&self.config);
         self.controller.tune(&self.config.sched);
@@ -59,6 +65,10 @@ impl Supervisor {
             // Rules weigh flows by their tenant.
             self.publish();
         }
+        if former.class != self.config.sched.class {
+            self.set_class_again();
+        }
+        Ok(())
     }
 
     pub(super) fn change_priority(&mut self, wanted: &Service) -> Result<(), SupervisorError> {

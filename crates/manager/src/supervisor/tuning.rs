@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::process::Pid;
 
 use super::grouping::Grouping;
+use super::nfs::Nf;
 use super::priorities::{self, Priorities, class_of};
 use super::{Supervisor, SupervisorError};
 use crate::dataplane::PlaneError;
@@ -15,7 +16,7 @@ use sluice_api::config as model;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::{CgroupError, Group, Hierarchy};
-use sluice_host::class::{self, Class, RrSlice, Slice};
+use sluice_host::class::{self, Class, ClassError, RrSlice, Slice};
 use sluice_host::record::Thing;
 
 /// What was changed on the host for scheduling.
@@ -64,23 +65,7 @@ impl Supervisor {
             let core = self.config.manager.first_monitor();
             self.tuning.priorities = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
         }
-        if let (true, Some(ms)) = (is_realtime, sched.rr_slice_ms) {
-            let setting = RrSlice::at(root);
-            let former = setting.read_ms()?;
-            self.note(|r| r.changed(setting.path(), &former.to_string()));
-            let slice = setting.set(ms)?;
-            match slice.effective() {
-                Ok(real) if real.as_millis() != u128::from(ms) => {
-                    info!("the kernel rounds rr_slice_ms = {ms} to its tick: {} ms", real.as_millis());
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    self.tuning.slice = Some(slice);
-                    return Err(error.into());
-                }
-            }
-            self.tuning.slice = Some(slice);
-        }
+        self.set_slice(sched.rr_slice_ms)?;
         // Weights mean nothing to real-time classes.
         if sched.weights && !is_realtime {
             match self.make_group(root) {
@@ -93,6 +78,65 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+
+    /// Sets the time slice of class rr in milliseconds, if NFs are of that class, or gives the host
+    /// its own back.
+    ///
+    /// # Errors
+    /// The kernel refuses it; the slice is as it was.
+    pub(super) fn set_slice(&mut self, wanted: Option<u32>) -> Result<(), SupervisorError> {
+        let Some(ms) = wanted.filter(|_| self.tuning.priorities.is_some()) else {
+            self.restore_slice();
+            return Ok(());
+        };
+        if let Some(slice) = &self.tuning.slice {
+            slice.change(ms)?;
+        } else {
+            let setting = RrSlice::at(Path::new("/"));
+            let former = setting.read_ms()?;
+            self.note(|r| r.changed(setting.path(), &former.to_string()));
+            let set = setting.set(ms);
+            if set.is_err() {
+                self.note(|r| r.restored(setting.path()));
+            }
+            self.tuning.slice = Some(set?);
+        }
+        let real = self.tuning.slice.as_ref().and_then(|slice| slice.effective().ok());
+        if let Some(real) = real.filter(|real| real.as_millis() != u128::from(ms)) {
+            info!("the kernel rounds rr_slice_ms = {ms} to its tick: {} ms", real.as_millis());
+        }
+        Ok(())
+    }
+
+    fn restore_slice(&mut self) {
+        let Some(slice) = self.tuning.slice.take() else { return };
+        let path = slice.path().to_path_buf();
+        match slice.restore() {
+            Ok(()) => self.note(|r| r.restored(&path)),
+            Err(error) => warn!("{error}"),
+        }
+    }
+
+    /// Gives the NFs that run the class of the configuration, after a change between the fair ones.
+    pub(super) fn set_class_again(&self) {
+        if self.tuning.priorities.is_some() {
+            return;
+        }
+        let class = if self.config.sched.class == model::Class::Batch { Class::Batch } else { Class::Other };
+        let is_ours = |nf: &&Nf| nf.process.as_ref().is_some_and(|process| !process.theirs);
+        let is_to_poll = |nf: &Nf| self.service_of(nf).is_some_and(|service| service.config.mode == model::Mode::Poll);
+        let polls = |nf: &Nf| is_to_poll(nf) || nf.handle.as_ref().is_some_and(|handle| handle.poll);
+        for nf in self.nfs.values().filter(is_ours).filter(|nf| self.takes_class(polls(nf), nf.core)) {
+            let own = || nf.process.iter().map(|process| process.pid).collect();
+            for pid in nf.foreign.as_ref().map_or_else(own, |foreign| foreign.processes.members()) {
+                match class::set(Path::new("/"), pid, class) {
+                    // The end of its process is noticed elsewhere.
+                    Ok(_) | Err(ClassError::NoProcess { .. }) => {}
+                    Err(error) => warn!("{} keeps its class: {error}", nf.name),
+                }
+            }
+        }
     }
 
     fn make_group(&mut self, root: &Path) -> Result<Group, CgroupError> {
@@ -128,9 +172,7 @@ impl Supervisor {
             (None, model::Class::Batch) => Some(Class::Batch),
             (None, _) => None,
         };
-        // A polling NF would keep its core from all others, unless the configuration asks for that.
-        let left_alone = self.config.workflow.of_core(core) == model::ByWhat::None;
-        if let Some(class) = class.filter(|_| !poll || left_alone) {
+        if let Some(class) = class.filter(|_| self.takes_class(poll, core)) {
             class::set(Path::new("/"), pid, class)?;
             if let (Some(priorities), Some(handle)) = (&self.tuning.priorities, &handle) {
                 priorities.add(handle.clone(), pid, class);
@@ -157,6 +199,12 @@ impl Supervisor {
         }
         grouping.add(handle, life, pid);
         Ok(())
+    }
+
+    /// Whether an NF of a core has the class of the configuration; `poll`: it never sleeps. It would
+    /// keep its core from all others, unless the configuration asks for that.
+    fn takes_class(&self, poll: bool, core: usize) -> bool {
+        !poll || self.config.workflow.of_core(core) == model::ByWhat::None
     }
 
     /// Whether an NF of a core has a CPU weight of its own; `poll`: it never sleeps. A polling NF
@@ -198,12 +246,6 @@ impl Supervisor {
                 warn!("{error}");
             }
         }
-        if let Some(slice) = self.tuning.slice.take() {
-            let path = slice.path().to_path_buf();
-            match slice.restore() {
-                Ok(()) => self.note(|r| r.restored(&path)),
-                Err(error) => warn!("{error}"),
-            }
-        }
+        self.restore_slice();
     }
 }
