@@ -34,11 +34,11 @@ const PAGES: &str = "Claims are named by figure and section, and not by page: no
 const MODEL: &str = "Modelled: computed by a model, and the same on any host; it says nothing of this one.";
 
 /// What stands before the reason of a verdict, which was found in one report.
-const KEPT: &str = "In the kept report";
+const KEPT: &str = "In a report of ours";
 
 /// What that means.
-const REASONS: &str = "In the kept report: why a verdict is no better in the report that is kept with the sources \
-                       (docs/measured), as far as that is known. Another may have another reason.";
+const REASONS: &str = "In a report of ours: why a verdict was no better in a report that is or was kept with the sources \
+     (docs/measured), as far as that is known. Another may have another reason.";
 
 /// What stands below a table with such a column.
 const MANY: &str = "NAME*: the medians of all metrics that begin with NAME, in the order of their names. nf1, nf2, … are the NFs, \
@@ -569,7 +569,7 @@ mod tests {
             ">2.00<",
             "≥ 1.2",
             "holds in shape",
-            "<td class=\"small\" colspan=\"5\">In the kept report: Cores are &lt;slow&gt;</td>",
+            "<td class=\"small\" colspan=\"5\">In a report of ours: Cores are &lt;slow&gt;</td>",
             "<td>sluice/other nfs 3</td><td class=\"n\">1.55</td><td class=\"n\">2.00 / 3.00</td>",
             "no experiment",
             "--quick",
@@ -578,10 +578,10 @@ mod tests {
         }
         assert!(page.contains("<h3>forward</h3>") && !page.contains("<script") && !page.contains("http://"), "{page}");
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
-        let row = "| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape. In the kept report: ";
+        let row = "| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape. In a report of ours: ";
         assert!(text.contains(row), "{text}");
         let said = [&page, &text].map(|form| form.matches("(docs/measured), as far as that is known").count());
-        assert_eq!(said, [1, 1], "what the kept report is, is said once: {text}");
+        assert_eq!(said, [1, 1], "what a report of ours is, is said once: {text}");
         let drawing = "`sluice bench chain --seconds 1 --repeats 2 --only chain/`\n\n![chain](chain.svg)\n";
         assert!(text.contains(drawing), "{text}");
         let table = "| medians | `delivered_pps` | `run_ms.nf*` |\n|---|---|---|\n\
@@ -602,7 +602,7 @@ mod tests {
         let [page, text, _] = texts(&known, &folder, WORDS);
         let why = "1 of 2 runs has no value: delivered_pps of default/other is zero";
         assert!(page.contains(&format!("<td class=\"n\">1.50 <span class=\"small\">{why}</span></td>")), "{page}");
-        let row = format!("| 1.50 ({why}) | 2.00 | ≥ 1.2 | does not hold. In the kept report: Cores are <slow> |");
+        let row = format!("| 1.50 ({why}) | 2.00 | ≥ 1.2 | does not hold. In a report of ours: Cores are <slow> |");
         assert!(text.contains(&row), "{text}");
     }
 
