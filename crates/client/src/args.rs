@@ -159,10 +159,11 @@ Examples:
   sluice set service ids memory=                 back to its default
 
 What is set is checked as a whole configuration is, and put in force as by an apply. Without --save it holds until the daemon ends or
-another configuration is applied. `sluice check --explain` lists the keys. These change while packets move, and replace nothing:
-priority of services and rules; rate of generators; keys of pools but ring and class; cores and number of instances; log_level and
-latency_sample of manager; ecn, the watermarks, queueing_us, weight_every_ms, weight_margin_percent, min_share_percent, rr_slice_ms,
-class (other, batch) and tenants of sched; flow_log but flows; recorder. Other keys of services and ports replace the object; those of sections that stand once need a restart, and are refused.")]
+another configuration is applied. `sluice check --explain` lists the keys. These change while packets move, and replace nothing: priority
+of services and rules; rate of generators; keys of pools but ring and class; cores and number of instances; log_level and latency_sample
+of manager; ecn, the watermarks, queueing_us, weight_every_ms, weight_margin_percent, min_share_percent, tenants, rr_slice_ms, and class
+between other and batch, of sched; all keys of flow_log but flows, and of recorder. Other keys of services and ports replace the object;
+those of sections that stand once need a restart, and are refused.")]
     Set(SetArgs),
     /// Go back to the configuration before the last apply or set
     #[command(after_help = "\

@@ -212,8 +212,8 @@ pub fn living_manager(old: &Manager, new: &Manager) -> Manager {
     Manager { latency_sample: new.latency_sample, log_level: new.log_level.clone(), ..old.clone() }
 }
 
-/// `[sched]`, as [`living_manager`]. NFs of class rr have a thread that sets their priorities, and no
-/// weights: both are made at the start.
+/// `[sched]`, as [`living_manager`]. NFs of class rr have a thread that sets their priorities, and
+/// no weights: both are made at the start.
 pub fn living_sched(old: &Sched, new: &Sched) -> Sched {
     let are_fair = [old, new].iter().all(|sched| sched.class != Class::Rr);
     Sched {

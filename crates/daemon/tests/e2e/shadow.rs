@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::json;
 use sluice_api::model::{EventKind, Upgrade};
 use sluice_api::shadow::{DifferenceKind, ShadowReport, ShadowRequest};
 
 use crate::canary::{busy, instances, settle, version, wait_for_event};
 use crate::holes::{addresses_of, fault};
+use crate::revise::keys;
 use crate::skip::skip;
-use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, open_folder, port, service, signal};
+use crate::support::{Daemon, PATIENCE, chain, class, find_nf, find_port, open_folder, port, service, signal};
 
 fn request(exec: &str, seconds: u64) -> ShadowRequest {
     ShadowRequest { exec: exec.into(), args: Some(Vec::new()), seconds, allow: 0, allow_percent: 0.0, core: None }
@@ -102,6 +104,23 @@ fn a_shadow_that_changes_a_byte_is_found_out_and_nothing_has_changed() {
         assert_eq!((one.first_byte(), &one.packet), (Some(15), &one.old_bytes));
         assert_eq!((&one.new_bytes[30..32], &one.old_bytes[30..32]), ("b8", "00"));
     }
+    settle(daemon, false);
+}
+
+#[test]
+fn a_shadow_keeps_its_class_where_that_of_the_others_changes() {
+    const BATCH: u32 = 3;
+    const IDLE: u32 = 5;
+    let folder = open_folder();
+    let mut daemon = Daemon::start("", &busy());
+    let name = begun(&mut daemon, &request(&version(folder.path()), 3_600));
+    daemon.client().set(&keys("sched", "", json!({ "class": "batch" }))).unwrap();
+    for nf in &daemon.stats().nfs {
+        let wanted = if nf.name == name { IDLE } else { BATCH };
+        assert_eq!(class(nf.pid.unwrap()).0, wanted, "{}", nf.name);
+    }
+    daemon.client().abort_canary("s").unwrap();
+    daemon.wait("it has left", |s| s.nfs.len() == 2);
     settle(daemon, false);
 }
 

@@ -87,6 +87,8 @@ impl Supervisor {
     /// The kernel refuses it; the slice is as it was.
     pub(super) fn set_slice(&mut self, wanted: Option<u32>) -> Result<(), SupervisorError> {
         let Some(ms) = wanted.filter(|_| self.tuning.priorities.is_some()) else {
+            // Before it is forgotten what the host's own is.
+            self.tuning.slice.as_ref().map_or(Ok(()), |slice| slice.change(slice.former()))?;
             self.restore_slice();
             return Ok(());
         };
@@ -119,6 +121,7 @@ impl Supervisor {
     }
 
     /// Gives the NFs that run the class of the configuration, after a change between the fair ones.
+    /// A shadow keeps its own.
     pub(super) fn set_class_again(&self) {
         if self.tuning.priorities.is_some() {
             return;
@@ -127,7 +130,8 @@ impl Supervisor {
         let is_ours = |nf: &&Nf| nf.process.as_ref().is_some_and(|process| !process.theirs);
         let is_to_poll = |nf: &Nf| self.service_of(nf).is_some_and(|service| service.config.mode == model::Mode::Poll);
         let polls = |nf: &Nf| is_to_poll(nf) || nf.handle.as_ref().is_some_and(|handle| handle.poll);
-        for nf in self.nfs.values().filter(is_ours).filter(|nf| self.takes_class(polls(nf), nf.core)) {
+        let takes = |nf: &&Nf| is_ours(nf) && !self.is_shadow(nf.number) && self.takes_class(polls(nf), nf.core);
+        for nf in self.nfs.values().filter(takes) {
             let own = || nf.process.iter().map(|process| process.pid).collect();
             for pid in nf.foreign.as_ref().map_or_else(own, |foreign| foreign.processes.members()) {
                 match class::set(Path::new("/"), pid, class) {
@@ -201,8 +205,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether an NF of a core has the class of the configuration; `poll`: it never sleeps. It would
-    /// keep its core from all others, unless the configuration asks for that.
+    /// Whether an NF of a core has the class of the configuration; `poll`: it never sleeps. It
+    /// would keep its core from all others, unless the configuration asks for that.
     fn takes_class(&self, poll: bool, core: usize) -> bool {
         !poll || self.config.workflow.of_core(core) == model::ByWhat::None
     }
