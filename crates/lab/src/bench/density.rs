@@ -42,7 +42,7 @@ const GROUP: Group = Group {
         Column::new("wasted_pps", "wasted pps", 1.0, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
     ],
-    plotted: 1,
+    plotted: 2,
     form: Form::Lines("nfs"),
 };
 

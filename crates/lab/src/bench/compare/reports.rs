@@ -23,10 +23,11 @@
 //! 3. All experiments together have changed if the median of their changes is far from 0, by the
 //!    same noise. This is tested only where the host's speed is known.
 //! 4. A variant with [`FEWEST_RUNS`] or more on both sides has changed if no run before is among
-//!    those after, and its change is far from that of its experiment and from what the host
-//!    explains, by how far the changes of the other variants scatter. Here, what is far off counts in full: where others are far off as
-//!    well, as by a disk that is slow at times, being so says little of this one. Where its own
-//!    runs scatter much more than that ([`OWN`]), their scatter counts instead.
+//!    those after, and its change is far from that of its experiment, and from what the host
+//!    explains, by how far the changes of the other variants scatter. Here, what is far off counts
+//!    in full: where others are far off as well, as by a disk that is slow at times, being so says
+//!    little of this one. Where its own runs scatter much more than that ([`OWN`]), their scatter
+//!    counts instead.
 //! 5. A group has changed if the mean of its changes is far from that of the other variants. The
 //!    noise of this difference has two parts, as that of an experiment: its error, by the scatter
 //!    within both, and how far such differences scatter in the same metric, over all groups of all
@@ -56,6 +57,8 @@
 //! - A single run of a variant can be off by any amount, so a quick report shows no change of one
 //!   variant alone, and several that changed hide each other. Measure their experiment again, with
 //!   more repeats.
+//! - Where the host has changed, a variant may have done so by as much without showing, whatever
+//!   the others did.
 //! - On a noisy host only large changes of one experiment show; the noise is printed.
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ pub const GROUP: Group = Group {
         Column::new("of_linux", "of best Linux", 1.0, 2),
         Column::new("of_linux_per_cpu", "per CPU second", 1.0, 2),
     ],
-    plotted: 1,
+    plotted: 7,
     form: Form::Bars,
 };
 
