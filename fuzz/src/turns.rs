@@ -21,7 +21,7 @@ const ROUND_NS: u64 = 50_000;
 const PATIENCE_MS: u64 = 100;
 /// Words that are written in each of these milliseconds.
 const WRITES: usize = 16;
-/// One input in this many is followed by that wait: it takes longer than most inputs' own steps.
+/// A fuzzer has that wait after one input in this many: it takes longer than most inputs do.
 const INPUTS_A_WAIT: u64 = 8;
 
 #[derive(Arbitrary, Debug)]
@@ -53,7 +53,7 @@ pub fn run(bytes: &[u8]) {
     run_with(bytes, true);
 }
 
-/// The same for a fuzzer, which has the wait after one input of [`INPUTS_A_WAIT`].
+/// The same for a fuzzer, with the wait after one input in eight.
 pub fn run_one_of_many(bytes: &[u8]) {
     run_with(bytes, seed_of(bytes).is_multiple_of(INPUTS_A_WAIT));
 }
