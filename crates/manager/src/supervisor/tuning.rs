@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::process::Pid;
 
 use super::grouping::Grouping;
-use super::nfs::Nf;
+use super::nfs::{Foreign, Nf};
 use super::priorities::{self, Priorities, class_of};
 use super::{Supervisor, SupervisorError};
 use crate::dataplane::PlaneError;
@@ -133,7 +133,7 @@ impl Supervisor {
         let takes = |nf: &&Nf| is_ours(nf) && !self.is_shadow(nf.number) && self.takes_class(polls(nf), nf.core);
         for nf in self.nfs.values().filter(takes) {
             let own = || nf.process.iter().map(|process| process.pid).collect();
-            for pid in nf.foreign.as_ref().map_or_else(own, |foreign| foreign.processes.members()) {
+            for pid in nf.foreign.as_ref().map_or_else(own, Foreign::members) {
                 match class::set(Path::new("/"), pid, class) {
                     // The end of its process is noticed elsewhere.
                     Ok(_) | Err(ClassError::NoProcess { .. }) => {}
