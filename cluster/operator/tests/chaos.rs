@@ -55,8 +55,7 @@ fn main() {
         return;
     }
     let Some(programs) = testbed::programs() else {
-        println!("skipped: no control plane; scripts/test-cluster builds one and names it in SLUICE_CLUSTER_BIN");
-        return;
+        return testbed::skip_all();
     };
     let number = |name: &str, usual: u64| match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}: write a number")),

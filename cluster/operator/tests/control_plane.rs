@@ -5,8 +5,6 @@
 
 #[path = "testbed/objects.rs"]
 mod objects;
-#[path = "../../../crates/host/src/skip.rs"]
-mod skip;
 mod testbed;
 
 use std::collections::BTreeSet;
@@ -23,13 +21,12 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use objects::{Agents, apply, basics, chain, define, node, promise, ready, reserved, state, wait, wait_else};
 use serde_json::{Value, json};
-use skip::skip;
 use sluice_cluster_types::{
     NetworkFunction, NfProfile, NodePlan, ProfileRequest, Progress, ServerClass, ServiceChain, Slo, labels,
 };
 use sluice_slo::examples::{profile, shape};
 use sluice_slo::slo::Workload;
-use testbed::{Plane, Process};
+use testbed::{Plane, Process, skip};
 
 const OPERATOR: &str = env!("CARGO_BIN_EXE_sluice-operator");
 
@@ -39,8 +36,7 @@ fn main() {
         return;
     }
     let Some(programs) = testbed::programs() else {
-        println!("skipped: no control plane; scripts/test-cluster builds one and names it in SLUICE_CLUSTER_BIN");
-        return;
+        return testbed::skip_all();
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -77,7 +73,7 @@ fn main() {
         fewer(&client, &plane).await;
         done("when SLOs have gone, the others move to fewer nodes");
         match std::env::var_os("SLUICE_DAEMON_BIN") {
-            None => println!("skipped: a real node; SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
+            None => skip("a real node: SLUICE_DAEMON_BIN names the folder of sluiced and of the example NFs"),
             Some(folder) => {
                 real_node(&client, &plane, Path::new(&folder)).await;
             }

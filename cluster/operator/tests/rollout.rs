@@ -28,8 +28,7 @@ fn main() {
         return;
     }
     let Some(programs) = testbed::programs() else {
-        println!("skipped: no control plane; scripts/test-cluster builds one and names it in SLUICE_CLUSTER_BIN");
-        return;
+        return testbed::skip_all();
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {

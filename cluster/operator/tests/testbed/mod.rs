@@ -13,12 +13,23 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tempfile::TempDir;
 
+#[path = "../../../../crates/host/src/skip.rs"]
+mod skip;
+
+pub use skip::skip;
+
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The folder of the programs; none if no tests with a control plane are wanted.
 pub fn programs() -> Option<PathBuf> {
     std::env::var_os("SLUICE_CLUSTER_BIN").map(PathBuf::from)
+}
+
+/// What a test does without them.
+#[track_caller]
+pub fn skip_all() {
+    skip("no control plane: scripts/test-cluster builds one and names it in SLUICE_CLUSTER_BIN");
 }
 
 /// A process that ends with its owner.
