@@ -102,9 +102,10 @@ pub enum DropReason: usize {
     /// Its tenant sends more than its SLO promises.
     Policed = "policed", wasted: false,
         "Promise more (`sluice slo add`), or let the tenant send less.";
-    /// An NF sent it by a verdict to a port or service where its own may not send.
+    /// An NF sent it by a verdict to a port or service where its own may not send; or NFs sent it
+    /// to services for the sixteenth time.
     NotAllowed = "not_allowed", wasted: true,
-        "List the destination in `may_send_to` of the NF's service.";
+        "List the destination in `may_send_to` of the NF's service. NFs must not send packets to each other in a circle.";
     /// The memory of the next NF's tenant had no free frame to copy it into.
     NoFrame = "no_frame", wasted: true,
         "Give the tenant more frames (`[memory] tenants = { NAME = N }`); `sluice tenant list` shows which have few. An NF that \

@@ -190,6 +190,13 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
     })
 }
 
+/// Services that the parts of a group could send packets to if their chain were isolated: those of
+/// the chain, where no part has a list. In a group such a packet has nowhere to go; that is no
+/// violation.
+pub fn targets_if_isolated(group: &Service) -> &[String] {
+    if group.may_send_to.is_none() { &group.parts } else { &[] }
+}
+
 /// Whether a service runs in packet threads alone: it is in inline chains and in no others, and
 /// nothing else names it. The configuration has no groups yet.
 pub(crate) fn is_inline_alone(config: &Config, name: &str) -> bool {
@@ -346,6 +353,9 @@ mod tests {
         assert_eq!((group.ring, group.memory, group.env.len(), group.instances), (512, Some(96), 2, 1));
         assert_eq!(group.may_send_to.as_deref().unwrap(), ["fw", "nat", "out"], "the firewall may do what it may in its chain");
         assert_eq!(group.parts, ["fw", "nat"]);
+        assert!(targets_if_isolated(group).is_empty(), "the list says all");
+        let without_list = Service { may_send_to: None, ..group.clone() };
+        assert_eq!(targets_if_isolated(&without_list), ["fw", "nat"]);
         assert_eq!(named(&config, "nat").unwrap().instances, 1, "it is in another chain too");
         let before = config.clone();
         expand(&mut config);

@@ -30,7 +30,7 @@ use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::{self, FlowKey, SHORT};
 use crate::end::{Drain, Starts};
-use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, DETOUR, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, Violation};
 use crate::mark;
 use crate::observers;
@@ -250,9 +250,13 @@ impl Plane {
     }
 
     /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
-    /// its chain's egress port. Unshared instances are assigned only where flows are steered.
+    /// its chain's egress port. Unshared instances are assigned only where flows are steered. NFs
+    /// that send a packet to each other keep it no longer than [`frame::DETOURS`] can count.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
+        let Some(flags) = held.flags.checked_add(DETOUR) else {
+            return self.lose(path, held, hop, descriptor.packet(), DropReason::NotAllowed);
+        };
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
         let mut header = [0; 64];
         let len = (descriptor.len as usize).min(header.len());
@@ -276,7 +280,7 @@ impl Plane {
             return self.lose_at(path, held, hop, descriptor.packet(), DropReason::RingFull, Some(DropPlace::Nf(nf)));
         }
         self.release_from(path, hop, 1);
-        self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, NextHop::Nf(nf), descriptor);
+        self.go_on(detour, Held { path: number, hop: 0, flags, ..held }, 0, NextHop::Nf(nf), descriptor);
     }
 
     /// Takes back every frame that a dead NF held, and returns how many. Packets that it returned

@@ -19,7 +19,7 @@ use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, Dro
 use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member, Places, PortInfo};
 use sluice_dataplane::classify::rule::{Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
-use sluice_dataplane::frame::{Copied, FrameCache, Packet};
+use sluice_dataplane::frame::{Copied, DETOUR, DETOURS, FrameCache, Packet};
 use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::handlers::Inline;
 use sluice_dataplane::outlook::Fate;
@@ -289,6 +289,22 @@ fn every_verdict_is_carried_out() {
     assert_eq!(rig.dropped(DropReason::NoSuchPort), 1);
     wait_for("all frames", || rig.is_empty());
     assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
+}
+
+#[test]
+fn a_packet_that_nfs_send_to_each_other_without_end_is_dropped() {
+    let rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    let mut nfs = [rig.nf(0), rig.nf(1)];
+    rig.put([udp(1, 0)]);
+    let most = usize::from(DETOURS / DETOUR);
+    for n in 0..=most {
+        let (from, to) = (n % 2, (n + 1) % 2);
+        let packet = read(&mut nfs[from]);
+        nfs[from].tx.enqueue(&[Descriptor { verdict: Verdict::ToService as u8, arg: to as u16, ..packet }]).unwrap();
+    }
+    wait_for("the packet to be dropped", || rig.dropped(DropReason::NotAllowed) == 1);
+    wait_for("all frames", || rig.is_empty());
+    assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0 && h.violations.load(Ordering::Relaxed) == 0));
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub struct Held {
     pub owner: u16,
     /// The hop of the path at which the packet is.
     pub hop: u8,
-    /// [`SAMPLED`], [`TRACED`], [`URGENT`].
+    /// [`SAMPLED`], [`TRACED`], [`URGENT`], [`DETOURS`].
     pub flags: u8,
     /// Number of its path.
     pub path: u32,
@@ -38,6 +38,10 @@ pub const SAMPLED: u8 = 1;
 pub const TRACED: u8 = 2;
 /// NFs are woken for this packet, whatever their threshold.
 pub const URGENT: u8 = 4;
+/// How often NFs have sent the packet to a service by a verdict: one is [`DETOUR`].
+pub const DETOURS: u8 = 0xf0;
+/// See [`DETOURS`].
+pub const DETOUR: u8 = 0x10;
 
 impl Held {
     /// Packs it into one word.

@@ -32,4 +32,4 @@ mod sync;
 #[cfg(all(test, loom))]
 mod model;
 
-pub use frames::{FrameTable, Held, Moves, Moving, SAMPLED, TRACED, URGENT, in_hand, owner};
+pub use frames::{DETOUR, DETOURS, FrameTable, Held, Moves, Moving, SAMPLED, TRACED, URGENT, in_hand, owner};

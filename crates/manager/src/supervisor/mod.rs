@@ -79,6 +79,7 @@ use crate::dataplane::{DataPlane, PlaneError};
 use crate::flows::{FlowLogError, FlowOutputs};
 use crate::otel::PushCounts;
 use sluice_api::config::{self as model, Config};
+use sluice_config::fuse;
 use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Places, PortInfo, Tables};
 use sluice_dataplane::classify::compile::compile;
 use sluice_dataplane::classify::hits::RuleHits;
@@ -495,12 +496,17 @@ impl Supervisor {
             }
         };
         let now = |(number, service): (usize, &Option<ServiceState>)| {
-            service.as_ref().map_or_else(Places::default, |service| places(number as u16, &service.config))
+            let of = |config: &model::Service| {
+                let parts = fuse::targets_if_isolated(config).iter().filter_map(|part| self.service_number(part));
+                (places(number as u16, config), Places::new([], parts))
+            };
+            service.as_ref().map(|service| of(&service.config)).unwrap_or_default()
         };
-        let now: Vec<Places> = self.services.iter().enumerate().map(now).collect();
+        let now: Vec<(Places, Places)> = self.services.iter().enumerate().map(now).collect();
         self.published.allowed.resize_with(now.len(), Places::default);
-        let may = |(now, ever): (Places, &mut Places)| {
+        let may = |((now, parts), ever): ((Places, Places), &mut Places)| {
             ever.add(&now);
+            ever.add(&parts);
             MaySend { now, ever: ever.clone() }
         };
         now.into_iter().zip(&mut self.published.allowed).map(may).collect()
