@@ -96,6 +96,23 @@ fn tcp_passes_through_sockets_that_share_packet_memory_with_the_kernel() {
 }
 
 #[test]
+fn a_daemon_that_is_killed_leaves_no_program_on_an_interface() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let mut daemon = Daemon::start("", &as_kind(&bridged(&site), "af_xdp"));
+    site.reach(&daemon, 8080);
+    site.run_in_middle("ip -details link show | grep -q xdp");
+    daemon.stats();
+    daemon.end(Signal::KILL);
+    daemon.wait_until_nfs_are_gone();
+    // The kernel removes it some time after the process.
+    site.run_in_middle("for i in $(seq 1000); do ip -details link show | grep -q xdp || exit 0; sleep 0.02; done; exit 1");
+}
+
+#[test]
 fn an_interface_that_is_made_anew_is_taken_up_again() {
     if can(&["ip"]) {
         check_remade("af_packet");

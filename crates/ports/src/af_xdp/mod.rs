@@ -384,7 +384,14 @@ impl watch::Sockets for Sockets {
     fn open(&self, _nth: u16) -> Result<(Vec<Socket>, OwnedFd), Failed> {
         check(self.queues, &self.settings, self.geometry.stride as usize).map_err(Unfit::into_failed)?;
         // The driver's way first. Not every driver has it, or with this memory.
-        self.open_in(XdpMode::Native).or_else(|_| self.open_in(XdpMode::Generic))
+        let (what, error) = match self.open_in(XdpMode::Native) {
+            Ok(opened) => return Ok(opened),
+            Err(failed) => failed,
+        };
+        let opened = self.open_in(XdpMode::Generic)?;
+        let name = &self.settings.interface;
+        info!("packets of interface {name} are copied in the receive path: cannot {what} it in its driver: {error}");
+        Ok(opened)
     }
 
     fn close(&self, socket: Socket) {
