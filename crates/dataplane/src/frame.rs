@@ -17,6 +17,10 @@ use sluice_shm::descriptor::Descriptor;
 /// Stands for "no arena".
 pub const NO_ARENA: u8 = u8::MAX;
 
+/// Most frames that are left for a chain when all others stand still: what 200,000 packets a second
+/// need that an NF takes once in a millisecond.
+const FRAMES_A_CHAIN: usize = 8 * BURST;
+
 /// Most frames in a batch that passes from a freeing thread to an allocating one.
 const BATCH: usize = 256;
 
@@ -455,8 +459,8 @@ impl FrameCache {
 
     /// Sets how many frames of each arena gates leave for receiving, by number; of others, none.
     /// `chains` has an arena's number for each chain whose packets may lie there ([`NO_ARENA`]: the
-    /// default one). Gates leave a burst for each, so that one finds frames when all others stand
-    /// still, however many they are.
+    /// default one). Gates leave [`FRAMES_A_CHAIN`] for each, or fewer in a small arena, so that
+    /// one finds frames when all others stand still, however many they are.
     pub fn reserve(&mut self, received: impl Iterator<Item = (u8, usize)>, chains: impl Iterator<Item = u8>) {
         let mut wanted = vec![(0_usize, 0_usize); self.stacks.len()];
         for (number, frames) in received {
@@ -469,7 +473,7 @@ impl FrameCache {
         for (stack, (receiving, chains)) in self.stacks.iter_mut().zip(wanted) {
             // At most a quarter for each, or these would use up a small arena.
             let most = stack.pool.as_ref().map_or(0, |pool| pool.frames()) / 4;
-            stack.least = (most / chains.max(1)).clamp(1, BURST);
+            stack.least = (most / chains.max(1)).clamp(1, FRAMES_A_CHAIN);
             // Whichever chain takes more than its least is one of them.
             stack.reserve = receiving.min(most) + (chains.saturating_sub(1) * stack.least).min(most);
         }
@@ -652,7 +656,7 @@ mod tests {
         assert_eq!([0, 2].map(|arena| cache.left_of(arena, 0)), [450, 300], "those of other arenas are of no use there");
         let mut got = [0; 500];
         assert_eq!(cache.alloc(&mut got), 500, "they are there to be received into");
-        assert_eq!(cache.left_of(0, 0), BURST, "a chain gets a burst, and the rest is not for it");
+        assert_eq!(cache.left_of(0, 0), 50, "a chain gets half, and the rest is not for it");
         got.iter().for_each(|frame| cache.free(*frame));
         cache.release();
         assert_eq!(pools[0].available(), 600);
@@ -686,6 +690,19 @@ mod tests {
         // More chains than frames for them.
         cache.reserve([(0, 64)].into_iter(), [2; 200].into_iter());
         assert_eq!([0, 2].map(|arena| cache.left_of(arena, 2)), [1, 300 - 75]);
+    }
+
+    #[test]
+    fn a_chain_among_stuck_ones_has_more_than_a_burst_in_a_large_arena() {
+        let range = Range::reserve(1, 16_384, 2240).unwrap();
+        range.make(0, 16_384, false).unwrap();
+        let mut cache = FrameCache::over(range.whole(), range.shift(), 1);
+        cache.add(0, Stack::new(FramePool::from(0, 16_384), 512));
+        cache.reserve([(0, 64)].into_iter(), [0; 9].into_iter());
+        let most = cache.left_of(0, 0);
+        assert_eq!(most, 16_384 - 64 - 8 * FRAMES_A_CHAIN);
+        assert_eq!(cache.alloc(&mut vec![0; most]), most, "the stuck ones have all that they may");
+        assert_eq!(cache.left_of(0, 0), FRAMES_A_CHAIN);
     }
 
     #[test]
