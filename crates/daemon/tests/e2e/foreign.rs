@@ -121,6 +121,10 @@ impl Site {
         run(&self.client, command);
     }
 
+    pub fn run_in_server(&self, command: &str) {
+        run(&self.server, command);
+    }
+
     /// Removes a port's interface, and thereby its peer.
     pub fn remove_interface(&self, name: &str) {
         self.middle_now().visit(|| link::remove(name)).unwrap();

@@ -96,6 +96,44 @@ fn tcp_passes_through_sockets_that_share_packet_memory_with_the_kernel() {
 }
 
 #[test]
+fn tcp_passes_shards_that_each_have_a_queue_of_the_interfaces() {
+    if can(&["ip"]) {
+        check_shards("af_packet", &Site::new(None));
+    }
+}
+
+#[test]
+fn tcp_passes_shards_that_each_have_a_queue_of_the_driver() {
+    if !can(&["ip", "ethtool"]) {
+        return;
+    }
+    let site = Site::new(None);
+    // A packet comes to the queue that it was sent by.
+    site.run_in_middle("for end in c s; do ethtool -L $end rx 2 tx 2; done");
+    site.run_in_client("ethtool -L eth0 rx 2 tx 2");
+    site.run_in_server("ethtool -L eth0 rx 2 tx 2");
+    check_shards("af_xdp", &site);
+}
+
+fn check_shards(kind: &str, site: &Site) {
+    site.serve(&[8080]);
+    let body = as_kind(&site.ports(), kind).replace("kind = ", "queues = 2\nslots = 256\nkind = ")
+        + &service("bridge", "sluice-nf-bridge", "instances = 2\ncores = [0, 1]")
+        + &chain("there", "c", &["bridge"], "s", "")
+        + &chain("back", "s", &["bridge"], "c", "");
+    let mut daemon = Daemon::start("shards = [0, 1]", &body);
+    site.reach(&daemon, 8080);
+    // The ports of a connection decide which shard it passes.
+    let passed = (1..=100).find(|_| {
+        site.download(&daemon, 8080);
+        daemon.stats().nfs.iter().all(|nf| nf.tx_packets > 100)
+    });
+    assert!(passed.is_some(), "{:#?}", daemon.stats().nfs);
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
 fn a_daemon_that_is_killed_leaves_no_program_on_an_interface() {
     if !can(&["ip"]) {
         return;
