@@ -471,9 +471,11 @@ impl FrameCache {
             wanted.get_mut(number).into_iter().for_each(|(_, chains)| *chains += 1);
         }
         for (stack, (receiving, chains)) in self.stacks.iter_mut().zip(wanted) {
-            // At most a quarter for each, or these would use up a small arena.
+            // At most a quarter for each, or these would use up a small arena; what chains get
+            // beyond a burst is at most an eighth.
             let most = stack.pool.as_ref().map_or(0, |pool| pool.frames()) / 4;
-            stack.least = (most / chains.max(1)).clamp(1, FRAMES_A_CHAIN);
+            let share = |of: usize, at_most: usize| (of / chains.max(1)).min(at_most);
+            stack.least = share(most, BURST).max(share(most / 2, FRAMES_A_CHAIN)).max(1);
             // Whichever chain takes more than its least is one of them.
             stack.reserve = receiving.min(most) + (chains.saturating_sub(1) * stack.least).min(most);
         }
@@ -698,11 +700,13 @@ mod tests {
         range.make(0, 16_384, false).unwrap();
         let mut cache = FrameCache::over(range.whole(), range.shift(), 1);
         cache.add(0, Stack::new(FramePool::from(0, 16_384), 512));
-        cache.reserve([(0, 64)].into_iter(), [0; 9].into_iter());
+        cache.reserve([(0, 64)].into_iter(), [0; 8].into_iter());
         let most = cache.left_of(0, 0);
-        assert_eq!(most, 16_384 - 64 - 8 * FRAMES_A_CHAIN);
+        assert_eq!(most, 16_384 - 64 - 7 * FRAMES_A_CHAIN);
         assert_eq!(cache.alloc(&mut vec![0; most]), most, "the stuck ones have all that they may");
         assert_eq!(cache.left_of(0, 0), FRAMES_A_CHAIN);
+        cache.reserve([(0, 64)].into_iter(), [0; 100].into_iter());
+        assert_eq!(cache.left_of(0, 0), BURST, "there are many");
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::{self, FlowKey, SHORT};
 use crate::end::{Drain, Starts};
-use crate::frame::{self, CopyPlace, DETOUR, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, DETOUR, DETOURS, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, Violation};
 use crate::mark;
 use crate::observers;
@@ -83,7 +83,7 @@ impl Plane {
                 continue;
             };
             let hop = held.hop as usize;
-            if first.verdict != 0 || held.flags != 0 || !geometry.contains(first.frame, first.offset, first.len) {
+            if first.verdict != 0 || held.flags & !DETOURS != 0 || !geometry.contains(first.frame, first.offset, first.len) {
                 if let Some(violation) = self.special(registry, handle, path, held, first) {
                     (forged, what) = (forged + 1, violation);
                 }
@@ -92,7 +92,7 @@ impl Plane {
             }
             // A run: packets at the same hop of the same path, and so with the same word.
             let step = path.step(hop + 1);
-            let next = word_after(step, hop + 1, 0, held.path);
+            let next = word_after(step, hop + 1, held.flags, held.path);
             // A packet for a port gets its last word here: a device may free it.
             let meanwhile = match step {
                 NextHop::Nf(_) => in_hand(word),
@@ -251,7 +251,8 @@ impl Plane {
 
     /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
     /// its chain's egress port. Unshared instances are assigned only where flows are steered. NFs
-    /// that send a packet to each other keep it no longer than [`frame::DETOURS`] can count.
+    /// that send a packet to each other keep it no longer than [`DETOURS`] can count. What comes
+    /// out of a foreign program is a new packet.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let Some(flags) = held.flags.checked_add(DETOUR) else {
