@@ -137,6 +137,19 @@ impl FlowKey {
         }
     }
 
+    /// The key of a packet that is no IP and has no VLAN tag, such as ARP. None: call
+    /// [`FlowKey::parse`].
+    #[inline]
+    pub fn parse_other(header: Head<'_, SHORT>, len: u16, ingress: u16) -> Option<Self> {
+        let ethertype = header.u16::<12>().swap_bytes();
+        if matches!(ethertype, 0x0800 | 0x86dd) || is_tag(ethertype) || usize::from(len) < ETHERNET {
+            return None;
+        }
+        let (to, from) = (header.u64::<0>().swap_bytes() >> 16, header.u64::<4>().swap_bytes() & ((1 << 48) - 1));
+        let tail = tail(0, 0, PacketKind::NonIp, 0, without_length(ethertype));
+        Some(Self { words: [0, from, 0, to, edge(0, ingress, 0), tail] })
+    }
+
     /// IPv4 without options that is not a fragment. The parameters are the offsets of the IP
     /// header, time to live, source address and ports.
     #[inline(always)]
@@ -409,8 +422,7 @@ pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     let mut at = ETHERNET;
     let mut vlan = None;
     for _ in 0..MAX_TAGS {
-        // C-tag, S-tag, and the S-tag used before 802.1ad.
-        if !matches!(ethertype, 0x8100 | 0x88a8 | 0x9100) {
+        if !is_tag(ethertype) {
             break;
         }
         let tag = u16_at(bytes, at)?;
@@ -418,9 +430,19 @@ pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
         ethertype = u16_at(bytes, at + 2)?;
         at += 4;
     }
-    // Below 0x600 it is a length, and differs between packets.
-    let ethertype = if ethertype < 0x600 { 0 } else { ethertype };
-    Some((vlan.unwrap_or(0), ethertype, at))
+    Some((vlan.unwrap_or(0), without_length(ethertype), at))
+}
+
+/// Whether this is the EtherType of a C-tag, an S-tag, or the S-tag used before 802.1ad.
+#[inline(always)]
+fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, 0x8100 | 0x88a8 | 0x9100)
+}
+
+/// An EtherType; 0 for what is a length, below 0x600, and differs between packets.
+#[inline(always)]
+fn without_length(ethertype: u16) -> u16 {
+    if ethertype < 0x600 { 0 } else { ethertype }
 }
 
 /// Length in bytes of a packet from its Ethernet header on, as its IP header says, or the shortest

@@ -153,12 +153,13 @@ fn parse(packet: &[u8]) -> FlowKey {
     FlowKey::parse(&packet[..packet.len().min(LONG)], packet.len() as u16, 3)
 }
 
-/// The key by the fast path, for a packet in a frame with these bytes behind it.
+/// The key by one of the fast paths, for a packet in a frame with these bytes behind it.
 fn parse_plain(packet: &[u8], behind: u8) -> Option<FlowKey> {
     let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 1, stride: 1088 }, false).unwrap();
     let bytes: Vec<u8> = packet.iter().copied().chain([behind; SHORT]).collect();
     assert!(arena.write(0, 128, &bytes));
-    FlowKey::parse_plain(arena.head(0, 128)?, packet.len() as u16, 3)
+    let (head, len) = (arena.head(0, 128)?, packet.len() as u16);
+    FlowKey::parse_plain(head, len, 3).or_else(|| FlowKey::parse_other(head, len, 3))
 }
 
 proptest! {
@@ -303,6 +304,12 @@ fn plain_packets_take_the_fast_path() {
     }
     let deep = Spec { v6: true, extensions: vec![(60, 1)], ..udp(1, 1) }.build();
     assert_eq!(parse_plain(&deep, 0), None);
+    // No IP: ARP, LLDP, a length, nothing; but not with a service tag.
+    let other = |ethertype: u16| [&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], &ethertype.to_be_bytes()[..], &[0; 46]].concat();
+    for packet in [0x0806, 0x88cc, 46, 0].map(other) {
+        assert_eq!(parse_plain(&packet, 0), Some(parse(&packet)));
+    }
+    assert_eq!(parse_plain(&other(0x88a8), 0), None);
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl Classifier {
                     (*key, *flags) = (plain, 0);
                 }
                 None => {
-                    *key = parse_long(arena, *packet, ingress);
+                    *key = parse_rest(arena, *packet, ingress);
                     *hash = hasher.hash(key);
                     *flags = key.flags();
                 }
@@ -95,7 +95,7 @@ impl Classifier {
         for (packet, flags) in packets.iter().zip(flags) {
             let head = arena.head(packet.frame, packet.offset);
             let is_plain = head.is_some_and(|head| FlowKey::parse_plain(head, packet.len, ingress).is_some());
-            *flags = if is_plain { 0 } else { parse_long(arena, *packet, ingress).flags() };
+            *flags = if is_plain { 0 } else { parse_rest(arena, *packet, ingress).flags() };
         }
     }
 
@@ -145,6 +145,14 @@ impl Classifier {
     }
 }
 
+/// The key of a packet that [`FlowKey::parse_plain`] does not know.
+#[inline(never)]
+fn parse_rest(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
+    let head = arena.head(packet.frame, packet.offset);
+    let other = head.and_then(|head| FlowKey::parse_other(head, packet.len, ingress));
+    other.unwrap_or_else(|| parse_long(arena, packet, ingress))
+}
+
 #[cold]
 #[inline(never)]
 fn parse_long(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
@@ -158,7 +166,7 @@ fn parse_long(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
 pub(crate) fn key_of(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
     let head = arena.head(packet.frame, packet.offset);
     let plain = head.and_then(|head| FlowKey::parse_plain(head, packet.len, ingress));
-    plain.unwrap_or_else(|| parse_long(arena, packet, ingress))
+    plain.unwrap_or_else(|| parse_rest(arena, packet, ingress))
 }
 
 /// TCP flags of a packet with this key; 0 if it has none, or they cannot be read.
