@@ -459,8 +459,8 @@ impl FrameCache {
 
     /// Sets how many frames of each arena gates leave for receiving, by number; of others, none.
     /// `chains` has an arena's number for each chain whose packets may lie there ([`NO_ARENA`]: the
-    /// default one). Gates leave [`FRAMES_A_CHAIN`] for each, or fewer in a small arena, so that
-    /// one finds frames when all others stand still, however many they are.
+    /// default one). Gates leave up to 256 for each, or fewer in a small arena, so that one finds
+    /// frames when all others stand still, however many they are.
     pub fn reserve(&mut self, received: impl Iterator<Item = (u8, usize)>, chains: impl Iterator<Item = u8>) {
         let mut wanted = vec![(0_usize, 0_usize); self.stacks.len()];
         for (number, frames) in received {
