@@ -138,7 +138,7 @@ impl FlowKey {
     }
 
     /// The key of a packet that is no IP and has no VLAN tag, such as ARP. None: call
-    /// [`FlowKey::parse`].
+    /// [`FlowKey::parse`]. It reads the header anew, and only what it reads counts.
     #[inline]
     pub fn parse_other(header: Head<'_, SHORT>, len: u16, ingress: u16) -> Option<Self> {
         let ethertype = header.u16::<12>().swap_bytes();
