@@ -853,13 +853,19 @@ fn part_in(rig: &mut Rig, n: u16) {
     rig.publish();
 }
 
-/// Passes a packet of a flow through its NF and out.
+/// Passes a packet of a flow through its NF and out. No other packet may be on its way out.
 fn pass(rig: &Rig, nf: &mut Attached, flow: u8) {
-    let before = rig.wire.written.lock().unwrap().len();
     rig.put([udp(flow, 0)]);
+    pass_next(rig, nf);
+}
+
+/// Passes the packet that is or will be in the NF's ring, and waits until it is out.
+fn pass_next(rig: &Rig, nf: &mut Attached) {
     let packet = read(nf);
+    let before = rig.wire.written.lock().unwrap().len();
     nf.tx.enqueue(&[packet]).unwrap();
-    wait_for("the packet", || rig.wire.written.lock().unwrap().len() == before + 1);
+    wait_for("the packet", || rig.wire.written.lock().unwrap().len() > before);
+    assert_eq!(rig.wire.written.lock().unwrap().len(), before + 1);
 }
 
 #[test]
@@ -882,8 +888,7 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
         rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true, thread: None });
         rig.publish();
         second = rig.nf(1);
-        let packet = read(&mut second);
-        second.tx.enqueue(&[packet]).unwrap();
+        pass_next(&rig, &mut second);
         pass(&rig, &mut first, 1);
         assert_eq!(hits[0].total(), 1, "round {round}: nobody asked the rules about a flow that went on");
         assert!(hits[1].total() > round, "round {round}: those of the NF were decided anew");
