@@ -74,7 +74,7 @@ pub fn merged(base: &Config, plan: &NodePlanSpec, earlier: Option<&NodePlanSpec>
         }
         let spec = &chain.chain;
         let (name, services, egress) = (chain.name.clone(), spec.services.clone(), spec.egress.clone());
-        config.chains.push(Chain { name, services, egress, on_failure: spec.on_failure, run: spec.run });
+        config.chains.push(Chain { name, services, egress, on_failure: spec.on_failure, run: spec.run, fuse: Vec::new() });
         config.rules.extend(spec.ingress.iter().enumerate().map(|(i, from)| rule(chain, i, from)));
     }
     Ok(config)

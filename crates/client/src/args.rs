@@ -401,7 +401,8 @@ pub enum ChainCommand {
 Examples:
   sluice chain add web fw nat --egress out
   sluice chain add scrubbed ids --egress out --on-failure bypass
-  sluice chain add fast fw nat --egress out --run fused")]
+  sluice chain add fast fw nat --egress out --run fused
+  sluice chain add most ids fw nat --egress out --run fused --fuse fw,nat")]
     Add {
         /// Its name
         name: String,
@@ -416,6 +417,9 @@ Examples:
         /// How its NFs run
         #[arg(long, value_name = "HOW", value_enum, default_value_t = How::Isolated)]
         run: How,
+        /// Those of its services, neighbours, that a fused chain runs in one process [default: all]
+        #[arg(long, value_name = "SERVICE,...", value_delimiter = ',')]
+        fuse: Vec<String>,
     },
     /// Remove a chain that no rule names
     #[command(visible_alias = "rm")]
@@ -786,6 +790,10 @@ mod tests {
             let Command::Chain(ChainCommand::Add { run: how, services, .. }) = cli.command else { panic!("{line}") };
             assert_eq!((Run::from(how), services.len()), (run, 2), "{line}");
         }
+        let line = "sluice chain add web ids fw nat --egress out --run fused --fuse fw,nat";
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Chain(ChainCommand::Add { fuse, services, .. }) = cli.command else { panic!("{line}") };
+        assert_eq!((fuse, services.len()), (vec!["fw".to_owned(), "nat".to_owned()], 3));
         let error = Cli::try_parse_from(["sluice", "chain", "add", "web", "fw", "--egress", "out", "--run", "fast"]).unwrap_err();
         assert!(error.to_string().contains("[possible values: isolated, fused, inline]"), "{error}");
     }

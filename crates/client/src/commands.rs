@@ -185,9 +185,9 @@ fn services_of(text: &str) -> anyhow::Result<Vec<config::Service>> {
 fn chain(client: &mut Client, command: ChainCommand, out: &mut dyn Write) -> anyhow::Result<()> {
     match command {
         ChainCommand::List(args) => list(out, &client.stats()?.chains, args.json, "no chains", show::chains),
-        ChainCommand::Add { name, services, egress, on_failure, run } => {
+        ChainCommand::Add { name, services, egress, on_failure, run, fuse } => {
             let (on_failure, run) = (on_failure.into(), run.into());
-            let chain = client.add_chain(&config::Chain { name, services, egress, on_failure, run })?;
+            let chain = client.add_chain(&config::Chain { name, services, egress, on_failure, run, fuse })?;
             Ok(writeln!(out, "added chain {}: {}", chain.name, show::way(&chain))?)
         }
         ChainCommand::Remove { name } => {

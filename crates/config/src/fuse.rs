@@ -3,7 +3,8 @@
 //! # Approach
 //! A configuration is validated as written. Then [`expand`] adds a service `CHAIN.fused`, the
 //! *group*, whose program [`GROUP`](object::GROUP) loads the shared object of each of the chain's
-//! services, and puts it in the chain in their place. All else treats a group as any service: it is
+//! services, and puts it in the chain in their place. A fused chain may name a run of its services
+//! (`fuse`); then these alone are the group's. All else treats a group as any service: it is
 //! scheduled, restarted, upgraded (when a part's arguments change) and measured as one. A service
 //! that runs in groups alone has no instances of its own.
 //!
@@ -25,15 +26,48 @@ fn named<'a>(config: &'a Config, name: &str) -> Option<&'a Service> {
     config.services.iter().find(|service| service.name == name)
 }
 
-/// Chains that are to become groups, with their index. One NF alone is a process anyway.
-fn grouped(config: &Config) -> impl Iterator<Item = (usize, &Chain)> {
-    let is_group = |chain: &Chain| chain.services.iter().any(|name| named(config, name).is_some_and(Service::is_group));
-    let is_one = move |chain: &Chain| match chain.run {
-        Run::Isolated => false,
-        Run::Fused => chain.services.len() > 1,
-        Run::Inline => !chain.services.is_empty() && !is_group(chain),
+/// Hops of a chain, by position, whose services are to become a group.
+type Hops = std::ops::Range<usize>;
+
+/// Where a chain's `fuse` stands among its services. None: nowhere.
+fn fused_hops(chain: &Chain) -> Option<Hops> {
+    let n = chain.fuse.len();
+    let first = chain.services.windows(n.max(1)).position(|hops| hops == chain.fuse)?;
+    Some(first..first + n)
+}
+
+/// Chains that are to become groups, with their index and these hops. One NF alone is a process
+/// anyway.
+fn grouped(config: &Config) -> impl Iterator<Item = (usize, &Chain, Hops)> {
+    let is_group = |name: &String| named(config, name).is_some_and(Service::is_group);
+    let hops_of = move |chain: &Chain| {
+        let all = 0..chain.services.len();
+        let hops = match chain.run {
+            Run::Isolated => None,
+            Run::Fused if chain.fuse.is_empty() => Some(all).filter(|hops| hops.len() > 1),
+            Run::Fused => fused_hops(chain).filter(|hops| hops.len() > 1),
+            Run::Inline => Some(all).filter(|hops| !hops.is_empty()),
+        };
+        hops.filter(|_| !chain.services.iter().any(is_group))
     };
-    config.chains.iter().enumerate().filter(move |(_, chain)| is_one(chain))
+    config.chains.iter().enumerate().filter_map(move |(i, chain)| Some((i, chain, hops_of(chain)?)))
+}
+
+/// What is wrong with the `fuse` of a chain as it is written, and what to do.
+fn wrong_fuse(chain: &Chain) -> Option<(String, &'static str)> {
+    let name = &chain.name;
+    if chain.fuse.is_empty() {
+        None
+    } else if chain.run != Run::Fused {
+        Some((format!("chain \"{name}\" has `fuse` and is {}", chain.run.word()), "write run = \"fused\", or remove `fuse`"))
+    } else if chain.fuse.len() < 2 {
+        let help = "name two neighbours of the chain at least, or write run = \"isolated\"";
+        Some((format!("`fuse` of chain \"{name}\" names one service"), help))
+    } else {
+        let is_there = fused_hops(chain).is_some();
+        let what = format!("`fuse` of chain \"{name}\" names no neighbours of its `services`");
+        (!is_there).then_some((what, "name services that follow each other there, in the same order"))
+    }
 }
 
 /// Why a service cannot run in a process with others, and what to do.
@@ -94,13 +128,19 @@ fn agree(one: &Service, other: &Service) -> bool {
 /// Problems of chains that are to be fused. A name has at most `longest_name` bytes.
 pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for (i, chain) in grouped(config) {
+    let is_expanded = |chain: &Chain| chain.services.iter().any(|name| named(config, name).is_some_and(Service::is_group));
+    for (i, chain) in config.chains.iter().enumerate().filter(|(_, chain)| !is_expanded(chain)) {
+        let wrong = wrong_fuse(chain).map(|(what, help)| Problem::error(At::entry("chain", i, "fuse"), what, help));
+        problems.extend(wrong);
+    }
+    for (i, chain, hops) in grouped(config) {
         let (how, suffix) = (chain.run.word(), chain.run.suffix().unwrap_or_default());
         let at = At::entry("chain", i, "services");
-        let services: Vec<&Service> = chain.services.iter().filter_map(|name| named(config, name)).collect();
+        let names = &chain.services[hops.clone()];
+        let services: Vec<&Service> = names.iter().filter_map(|name| named(config, name)).collect();
         // A hop that is reversed, or names no service, is another check's.
-        if services.len() < chain.services.len() {
-            if chain.services.iter().any(|hop| hop.contains(':')) {
+        if services.len() < names.len() {
+            if names.iter().any(|hop| hop.contains(':')) {
                 problems.push(Problem::error(
                     at,
                     format!("chain \"{}\" is {how} and has a reversed hop", chain.name),
@@ -111,7 +151,7 @@ pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
         }
         let mut error = |at: At, what: String, help: &str| problems.push(Problem::error(at, what, help));
         for (number, service) in services.iter().enumerate() {
-            let (at, name, of) = (at.item(number), &service.name, &chain.name);
+            let (at, name, of) = (at.item(hops.start + number), &service.name, &chain.name);
             let inline = (chain.run == Run::Inline).then(|| unfit_inline(service)).flatten();
             if let Some((why, help)) = unfit(service).or(inline) {
                 error(at, format!("service \"{name}\" {why}, and chain \"{of}\" is {how}"), help);
@@ -146,9 +186,10 @@ pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
     problems
 }
 
-/// The group of a chain.
-fn group(config: &Config, chain: &Chain) -> Option<Service> {
-    let services: Vec<&Service> = chain.services.iter().map(|name| named(config, name)).collect::<Option<_>>()?;
+/// The group of a chain's hops.
+fn group(config: &Config, chain: &Chain, hops: Hops) -> Option<Service> {
+    let parts = &chain.services[hops];
+    let services: Vec<&Service> = parts.iter().map(|name| named(config, name)).collect::<Option<_>>()?;
     let first = (*services.first()?).clone();
     let part = |service: &&Service| {
         let program = service.exec.clone().unwrap_or_default();
@@ -173,7 +214,7 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
         memory: memory.map(|all| all.into_iter().fold(0u32, u32::saturating_add)),
         ring: services.iter().map(|service| service.ring).min().unwrap_or(first.ring),
         may_send_to: sends,
-        parts: chain.services.clone(),
+        parts: parts.to_vec(),
         // A part may be one already, and have none by itself.
         instances: first.apart.max(first.instances),
         apart: 0,
@@ -217,9 +258,10 @@ pub(crate) fn is_inline_alone(config: &Config, name: &str) -> bool {
 /// Replaces the hops of fused and inline chains by their groups. The configuration is valid and its
 /// paths are absolute; one without such chains, or that has its groups already, stays as it is.
 pub fn expand(config: &mut Config) {
-    let groups: Vec<(usize, Service)> = grouped(config).filter_map(|(i, chain)| Some((i, group(config, chain)?))).collect();
-    for (i, group) in groups {
-        config.chains[i].services = vec![group.name.clone()];
+    let made = |(i, chain, hops): (usize, &Chain, Hops)| Some((i, hops.clone(), group(config, chain, hops)?));
+    let groups: Vec<(usize, Hops, Service)> = grouped(config).filter_map(made).collect();
+    for (i, hops, group) in groups {
+        config.chains[i].services.splice(hops, [group.name.clone()]);
         config.services.push(group);
     }
     let in_chains = config.chains.iter().flat_map(|chain| &chain.services).map(|hop| sluice_api::config::hop(hop).0);
@@ -242,8 +284,11 @@ pub fn expand(config: &mut Config) {
 pub(crate) fn contract(config: &mut Config) {
     let groups: Vec<Service> = config.services.extract_if(.., |service| service.is_group()).collect();
     for group in &groups {
-        let chains = config.chains.iter_mut().filter(|chain| chain.services == [group.name.as_str()]);
-        chains.for_each(|chain| chain.services.clone_from(&group.parts));
+        for chain in &mut config.chains {
+            if let Some(hop) = chain.services.iter().position(|name| *name == group.name) {
+                chain.services.splice(hop..=hop, group.parts.iter().cloned());
+            }
+        }
         for part in config.services.iter_mut().filter(|service| group.parts.contains(&service.name) && service.instances == 0) {
             part.instances = std::mem::take(&mut part.apart);
         }
@@ -463,6 +508,40 @@ mod tests {
             .replace("exec = \"ids\"", "exec = \"ids\", env = { B = \"3\" }");
         assert!(load::parse(&later, "a.toml").unwrap_err().to_string().contains("\"nat\" and \"ids\""), "none is the first");
         assert!(wrong("run = \"fused\"", "run = \"melted\"").contains("isolated"), "the words that there are");
+    }
+
+    #[test]
+    fn neighbours_of_a_chain_are_fused_and_its_other_services_are_not() {
+        let text = TEXT.replace("services = [\"fw\", \"nat\"]", "services = [\"ids\", \"fw\", \"nat\", \"ids\"]");
+        let with = |fuse: &str| text.replace("run = \"fused\"", &format!("run = \"fused\", fuse = {fuse}"));
+        let written = config(&with("[\"fw\", \"nat\"]"));
+        let mut config = written.clone();
+        expand(&mut config);
+        assert_eq!(config.chains[0].services, ["ids", "web.fused", "ids"]);
+        let group = named(&config, "web.fused").unwrap();
+        assert_eq!(group.parts, ["fw", "nat"]);
+        assert_eq!(group.may_send_to.as_deref().unwrap(), ["fw", "ids", "nat", "out"]);
+        assert!(crate::validate::validate(&config).is_empty(), "{:?}", crate::validate::validate(&config));
+        let expanded = config.clone();
+        expand(&mut config);
+        assert_eq!(config, expanded, "once is enough");
+        contract(&mut config);
+        assert_eq!(config, written);
+        let wrong = |text: &str| load::parse(text, "a.toml").unwrap_err().to_string();
+        for other in ["[\"nat\", \"fw\"]", "[\"ids\", \"nat\"]", "[\"fw\", \"nought\"]"] {
+            assert!(wrong(&with(other)).contains("names no neighbours of its `services`"), "{other}");
+        }
+        assert!(wrong(&with("[\"fw\"]")).contains("names one service"));
+        for run in ["isolated", "inline"] {
+            let said = wrong(&with("[\"fw\", \"nat\"]").replace("run = \"fused\"", &format!("run = \"{run}\"")));
+            assert!(said.contains(&format!("has `fuse` and is {run}")), "{said}");
+        }
+        // What is outside may be what no group can have.
+        let ids = "name = \"ids\", exec = \"ids\"";
+        let apart = with("[\"fw\", \"nat\"]").replace(ids, &format!("{ids}, tenant = \"b\", per = \"flow\""));
+        load::parse(&apart, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
+        let said = wrong(&with("[\"nat\", \"ids\"]").replace(ids, &format!("{ids}, attach = true").replace("exec = \"ids\", ", "")));
+        assert!(said.contains("service \"ids\" attaches from outside"), "{said}");
     }
 
     #[test]

@@ -59,6 +59,16 @@ fn packet(kind: Kind, code: u8, number: u8) -> Vec<u8> {
 
 #[test]
 fn capable_packets_are_marked_before_a_slow_nf_and_others_are_not() {
+    are_marked_before("slow.0", &["slow"], "");
+}
+
+#[test]
+fn capable_packets_are_marked_before_a_slow_group() {
+    are_marked_before("c.fused.0", &["quick", "slow"], "run = \"fused\"");
+}
+
+/// Marks are set before this NF of a chain of these services with these keys.
+fn are_marked_before(nf: &str, services: &[&str], keys: &str) {
     let files = crate::support::open_folder();
     let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));
     // The number of each packet gives its kind and code, marked or not.
@@ -67,15 +77,16 @@ fn capable_packets_are_marked_before_a_slow_nf_and_others_are_not() {
     std::fs::write(&source, pcap(Order::Little, MICROS, 1, &packets)).unwrap();
     let text = port("in", "pcap", &format!("read = {source:?}\nrepeat = 0"))
         + &port("out", "pcap", &format!("write = {target:?}"))
+        + &service("quick", "sluice-nf-bridge", "ring = 256")
         + &service("slow", "sluice-nf-cost", "args = [\"--cycles\", \"20000\"]\nring = 256")
-        + &chain("c", "in", &["slow"], "out", "")
+        + &chain("c", "in", services, "out", keys)
         // Low: while the NF waits for its core, the gate is closed and no queue is seen.
         + "[sched]\necn_watermark = 10\n";
     let mut daemon = Daemon::start("", &text);
-    daemon.wait("packets are marked", |s| find_nf(s, "slow.0").sched.marked > 1000 && find_port(s, "out").tx_packets > 1000);
+    daemon.wait("packets are marked", |s| find_nf(s, nf).sched.marked > 1000 && find_port(s, "out").tx_packets > 1000);
     daemon.silence("c", "in");
     daemon.wait_until_empty();
-    let marked = find_nf(&daemon.stats(), "slow.0").sched.marked;
+    let marked = find_nf(&daemon.stats(), nf).sched.marked;
     daemon.stop();
 
     let mut seen: HashMap<Vec<u8>, u64> = HashMap::new();

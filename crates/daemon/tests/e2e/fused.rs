@@ -53,6 +53,48 @@ fn three_handlers_in_one_process_are_one_nf_with_three_parts() {
 }
 
 #[test]
+fn neighbours_of_a_chain_are_one_nf_between_others_and_are_throttled_as_one() {
+    let body = port("load", "gen", "flows = 8")
+        + &port("all", "sink", "")
+        + &service("first", "sluice-nf-bridge", "ring = 256")
+        + &service("mark", "sluice-mark-c", "ring = 256")
+        + &service("slow", "sluice-nf-cost", "args = [\"--cycles\", \"20000\"]\nring = 256")
+        + &service("last", "sluice-nf-bridge", "ring = 256")
+        + &chain("web", "load", &["first", "mark", "slow", "last"], "all", "run = \"fused\"\nfuse = [\"mark\", \"slow\"]");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("the group throttles, and the one before it is held", |s| {
+        find_nf(s, "web.fused.0").sched.throttles > 0 && find_nf(s, "first.0").sched.held && find_port(s, "all").tx_packets > 2_000
+    });
+    let mut names: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["first.0", "last.0", "web.fused.0"]);
+    assert_eq!(find_chain(&stats, "web").services, ["first", "web.fused", "last"]);
+    let before = parts(&stats)[1].1;
+    signal(find_nf(&stats, "web.fused.0"), Signal::KILL);
+    daemon.wait("it is back", |s| find_nf(s, "web.fused.0").restarts == 1 && parts(s)[1].1 > before + 1_000);
+    daemon.silence("web", "load");
+    daemon.wait_until_empty();
+    let stats = daemon.stats();
+    let drops = &find_chain(&stats, "web").drops;
+    let inside = drops.keys().find(|why| !["entry", "nf_down", "nf_died"].contains(&why.as_str()));
+    assert!(inside.is_none(), "only what the death costs is lost inside: {drops:?}");
+    let all = parts(&stats);
+    assert_eq!((all[0].0, all[1].0), ("mark", "slow"));
+    // Another run of them needs another group, and what names no neighbours changes nothing.
+    let late = ["chain", "add", "late", "first", "mark", "last", "--egress", "all", "--run", "fused", "--fuse"];
+    let refused = daemon.sluice(&[&late[..], &["first,last"]].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("names no neighbours"), "{said}");
+    daemon.says(&[&late[..], &["mark,last"]].concat());
+    let stats = daemon.wait("its group runs", |s| s.nfs.iter().any(|nf| nf.name == "late.fused.0" && nf.state == NfState::Running));
+    assert_eq!(find_chain(&stats, "late").services, ["first", "late.fused"]);
+    daemon.client().remove_chain("late").unwrap();
+    daemon.client().remove_chain("web").unwrap();
+    daemon.wait("the groups go with their chains", |s| s.services.iter().all(|service| !service.name.contains(".fused")));
+    daemon.stop();
+}
+
+#[test]
 fn another_version_of_a_part_replaces_the_group_under_load_without_a_loss() {
     let mut daemon = Daemon::start("", &three(100));
     for cycles in [200, 300] {
