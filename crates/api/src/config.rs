@@ -914,8 +914,8 @@ pub struct Chain {
     /// no protection from each other; they need one tenant, user and core, and a shared object.
     #[serde(default)]
     pub run: Run,
-    /// The services, neighbours in the chain, that a fused chain runs in one process; the others have
-    /// processes of their own. By default all.
+    /// The services, neighbours in the chain, that a fused chain runs in one process; the others
+    /// have processes of their own. By default all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("items" = { "type": "string", "format": "name" }))]
     pub fuse: Vec<String>,

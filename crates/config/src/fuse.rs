@@ -540,7 +540,8 @@ mod tests {
         let ids = "name = \"ids\", exec = \"ids\"";
         let apart = with("[\"fw\", \"nat\"]").replace(ids, &format!("{ids}, tenant = \"b\", per = \"flow\""));
         load::parse(&apart, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
-        let said = wrong(&with("[\"nat\", \"ids\"]").replace(ids, &format!("{ids}, attach = true").replace("exec = \"ids\", ", "")));
+        let said =
+            wrong(&with("[\"nat\", \"ids\"]").replace(ids, &format!("{ids}, attach = true").replace("exec = \"ids\", ", "")));
         assert!(said.contains("service \"ids\" attaches from outside"), "{said}");
     }
 

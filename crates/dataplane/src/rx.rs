@@ -274,14 +274,15 @@ impl Rx {
     /// whether all of them are of known flows that stay as they are.
     #[inline(always)]
     fn classify_burst(&mut self, plane: &mut Plane, owned: &mut OwnedQueue, burst: Range<usize>, again: bool) -> bool {
-        let Batch { packets, decisions, flags, .. } = &mut *owned.batch;
+        let Batch { packets, decisions, flags, tcp: tcp_seen, .. } = &mut *owned.batch;
         let (held, decisions) = (&packets[burst.clone()], &mut decisions[burst.clone()]);
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
         // The end of a connection concerns NFs that are not woken for each packet.
         let reads_flags = watches || plane.timers.are_used();
-        let looks_at_all = again || reads_flags || plane.trace().is_some_and(TraceRequest::is_selective);
+        let looks_at_all = again || plane.trace().is_some_and(TraceRequest::is_selective);
         if plane.settings.skips_lookups
             && !looks_at_all
+            && !reads_flags
             && let Some(path) = self.sole(plane, &mut owned.sole, owned.port)
         {
             self.classifier.flags_of(plane.frames.arena(), held, owned.port, &mut flags[burst]);
@@ -292,14 +293,28 @@ impl Rx {
         let mut rest = [Lookup::Miss; BURST];
         let mut left = 0u32;
         let arena = plane.frames.arena();
-        self.classifier.classify_burst(arena, held, owned.port, now_ms, &mut flags[burst.clone()], |i, found| match found {
-            // A path that ended is noticed later, and its packets are classified `again`.
-            Lookup::Hit(known) if known.is_settled(generation) && !looks_at_all => decisions[i] = known.decision,
-            found => {
-                rest[i] = found;
-                left |= 1 << i;
-            }
-        });
+        let mut note = |i: usize, found| (rest[i], left) = (found, left | 1 << i);
+        let (port, flags) = (owned.port, &mut flags[burst.clone()]);
+        // A path that ended is noticed later, and its packets are classified `again`.
+        if reads_flags {
+            let tcp_seen = &mut tcp_seen[burst.clone()];
+            self.classifier.classify_burst(arena, held, port, now_ms, flags, |i, key, found| match found {
+                Lookup::Hit(known) if known.is_settled(generation) && !looks_at_all => {
+                    let tcp = tcp_flags(key, arena, held[i]);
+                    if tcp & (tcp::SYN | tcp::FIN | tcp::RST) == 0 {
+                        (tcp_seen[i], decisions[i]) = (tcp, known.decision);
+                    } else {
+                        note(i, found);
+                    }
+                }
+                found => note(i, found),
+            });
+        } else {
+            self.classifier.classify_burst(arena, held, port, now_ms, flags, |i, _, found| match found {
+                Lookup::Hit(known) if known.is_settled(generation) && !looks_at_all => decisions[i] = known.decision,
+                found => note(i, found),
+            });
+        }
         left == 0 || self.classify_rest(plane, owned, burst.start, (&rest, left), (again, watches, reads_flags))
     }
 

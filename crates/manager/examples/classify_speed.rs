@@ -84,7 +84,7 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
     let mut out = [Lookup::Miss; BURST];
     for flow in 0..flows {
         write(&packets[0], flow);
-        classifier.classify_burst(&arena, &packets[..1], 1, 0, &mut flags, |_, _| {});
+        classifier.classify_burst(&arena, &packets[..1], 1, 0, &mut flags, |_, _, _| {});
         classifier.remember(0, Known { decision: Packed::path(flow), generation: 1, note: 0 }, 0);
     }
     // With more flows than frames, packets are written in the loop.
@@ -104,7 +104,7 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
                 }
                 if classify {
                     let now_ms = burst as u64 >> 10;
-                    classifier.classify_burst(&arena, packets, 1, now_ms, &mut flags, |i, found| out[i] = found);
+                    classifier.classify_burst(&arena, packets, 1, now_ms, &mut flags, |i, _, found| out[i] = found);
                     hits += out.iter().filter(|o| matches!(o, Lookup::Hit(_))).count();
                 } else {
                     black_box(packets);

@@ -46,7 +46,7 @@ impl Classifier {
 
     /// Looks up a burst of packets from port number `ingress`, which lie in `arena`: at most
     /// [`BURST`], and as many as `flags` has places for their descriptors' flags. Calls `found`
-    /// with the number of each and what is known of its flow; not always in order.
+    /// with the number and the key of each and what is known of its flow; not always in order.
     #[inline(always)]
     pub fn classify_burst(
         &mut self,
@@ -55,11 +55,12 @@ impl Classifier {
         ingress: u16,
         now_ms: u64,
         flags: &mut [u8],
-        mut found: impl FnMut(usize, Lookup),
+        mut found: impl FnMut(usize, &FlowKey, Lookup),
     ) {
         let n = self.make_keys(arena, packets, ingress, flags);
-        self.table.lookup_burst(&self.keys[..n], &self.hashes[..n], now_ms, |i, known| {
-            found(i, known.map_or(Lookup::Miss, Lookup::Hit));
+        let keys = &self.keys;
+        self.table.lookup_burst(&keys[..n], &self.hashes[..n], now_ms, |i, known| {
+            found(i, &keys[i % BURST], known.map_or(Lookup::Miss, Lookup::Hit));
         });
     }
 
@@ -229,7 +230,7 @@ mod tests {
         let packets: Vec<Packet> = packets.collect();
         let burst = |classifier: &mut Classifier| {
             let mut out = [None; 5];
-            classifier.classify_burst(&arena, &packets, 7, 0, &mut [0xff; 5], |i, found| out[i] = Some(found));
+            classifier.classify_burst(&arena, &packets, 7, 0, &mut [0xff; 5], |i, _, found| out[i] = Some(found));
             out
         };
         assert_eq!(burst(&mut classifier), [Some(Lookup::Miss); 5]);
