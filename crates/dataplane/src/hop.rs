@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering;
 use sluice_ownership::in_hand;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
+use sluice_shm::page::{self, MAX_PARTS};
 
 use crate::capture::{DropPlace, Point};
 use crate::chain::registry::Course;
@@ -35,7 +36,7 @@ use crate::handle::{NfHandle, Violation};
 use crate::mark;
 use crate::observers;
 use crate::plane::Plane;
-use crate::trace::TraceWhat;
+use crate::trace::{TraceEvent, TraceWhat};
 
 impl Plane {
     /// Takes a burst from an NF's tx ring and passes every packet on. Returns how many there were.
@@ -147,6 +148,9 @@ impl Plane {
         descriptor: Descriptor,
     ) -> Option<Violation> {
         let hop = held.hop as usize;
+        if held.flags & TRACED != 0 {
+            self.record_parts(handle, held, descriptor);
+        }
         self.record_hop(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
         let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
             Verdict::from_raw(descriptor.verdict)
@@ -195,6 +199,26 @@ impl Plane {
             }
         }
         None
+    }
+
+    /// Records which parts of a group a traced packet passed, and when. One burst may have several
+    /// traced packets; of each part the last burst's first is known.
+    #[cold]
+    fn record_parts(&self, handle: &NfHandle, held: Held, packet: Descriptor) {
+        let Some(trace) = self.trace() else { return };
+        let name = (self.entered_ns[packet.frame as usize].load(Ordering::Relaxed), packet.frame);
+        // A process cannot have returned it after this. Handlers in this thread have.
+        let latest = if self.runs_inline(handle.number) { u64::MAX } else { self.now_ns };
+        for part in 0..MAX_PARTS {
+            // Relaxed: see the group, which writes it before the descriptor.
+            let word = handle.region.page.traced(part).map_or(0, |word| word.load(Ordering::Relaxed));
+            if let Some(at_ns) = page::returned_at(word, packet.frame, self.now_ns) {
+                let what = TraceWhat::FromPart(handle.number, part as u8);
+                let (path, at_ns, len) = (Some(held.path), at_ns.min(latest), packet.len);
+                // As in `record_hop`.
+                let _ = trace.events.push(TraceEvent { packet: name, path, what, at_ns, len });
+            }
+        }
     }
 
     fn is_open(&self, port: u16) -> bool {

@@ -13,18 +13,13 @@ use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::FlowKey;
 use crate::classify::rule::{Rule, RuleTerms};
-use crate::classify::{Classifier, Lookup, tcp, tcp_flags};
+use crate::classify::tcp::{self, is_urgent};
+use crate::classify::{Classifier, Lookup, tcp_flags};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::{NO_ARENA, Packet};
 use crate::plane::Plane;
 use crate::steer::{Arrival, ChooseChain, ChooseInstances, Chosen, Env, Released, SteerRequest};
 use crate::trace::TraceRequest;
-
-/// Whether NFs are woken at once for these TCP flags, which end a connection or half of it.
-#[inline(always)]
-pub fn is_urgent(tcp_flags: u8) -> bool {
-    tcp_flags & (tcp::FIN | tcp::RST) != 0
-}
 
 /// A bit for each of `n` packets, at most [`BURST`].
 fn mask(n: usize, is: impl Fn(usize) -> bool) -> u32 {
@@ -290,11 +285,9 @@ impl Rx {
             return true;
         }
         let (generation, now_ms) = (plane.generation, plane.now_ns / 1_000_000);
-        let mut rest = [Lookup::Miss; BURST];
-        let mut left = 0u32;
-        let arena = plane.frames.arena();
+        let (mut rest, mut left) = ([Lookup::Miss; BURST], 0u32);
         let mut note = |i: usize, found| (rest[i], left) = (found, left | 1 << i);
-        let (port, flags) = (owned.port, &mut flags[burst.clone()]);
+        let (arena, port, flags) = (plane.frames.arena(), owned.port, &mut flags[burst.clone()]);
         // A path that ended is noticed later, and its packets are classified `again`.
         if reads_flags {
             let tcp_seen = &mut tcp_seen[burst.clone()];

@@ -27,6 +27,8 @@ pub struct TraceEvent {
 pub enum TraceWhat {
     /// It was put on the ring of this NF.
     ToNf(u16),
+    /// This part of this NF, a group, returned it, by the group's own account.
+    FromPart(u16, u8),
     /// This NF returned it.
     FromNf(u16),
     /// It went to this port.

@@ -23,9 +23,9 @@ use std::time::Duration;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
-use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
+use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict, flags};
 use sluice_shm::object;
-use sluice_shm::page::{Counter, MAX_PARTS, Page, PartCounter};
+use sluice_shm::page::{Counter, MAX_PARTS, Page, PartCounter, returned};
 use sluice_shm::zygote::Surroundings;
 
 use crate::context::Context;
@@ -163,6 +163,28 @@ fn add(page: &Page, part: usize, counter: PartCounter, n: u64) {
     }
 }
 
+/// Notes which of the packets in a list is traced, the first of them, and when a part returned it;
+/// with an empty list, that it has met none.
+#[cold]
+fn note_traced(page: &Page, part: usize, list: &[Descriptor]) {
+    let traced = list.iter().find(|descriptor| descriptor.flags & flags::TRACED != 0);
+    if let Some(word) = page.traced(part) {
+        // Relaxed: the packet is published with its descriptor, after this.
+        word.store(traced.map_or(0, |descriptor| returned(descriptor.frame, crate::now_ns())), Ordering::Relaxed);
+    }
+}
+
+/// Whether a burst has a traced packet. No part has met it yet, and a packet may leave before the
+/// later ones.
+#[inline(always)]
+fn begins_trace(page: Option<&Page>, parts: usize, burst: &[Descriptor]) -> bool {
+    let is_traced = burst.iter().fold(0, |any, descriptor| any | descriptor.flags) & flags::TRACED != 0;
+    if is_traced && let Some(page) = page {
+        (0..parts).for_each(|part| note_traced(page, part, &[]));
+    }
+    is_traced
+}
+
 impl Group {
     /// Loads the parts, from the objects that `given` names by their number.
     fn load(parts: Vec<Wanted>, given: impl Fn(usize) -> Option<PathBuf>, context: &Context) -> Result<Self, String> {
@@ -285,6 +307,7 @@ impl FallibleHandler for Group {
         let (zero, geometry) = (burst.arena().zero(), burst.arena().geometry());
         let all = burst.descriptors();
         let (mut left, mut errors, mut is_apart) = (all.len(), 0, false);
+        let is_traced = begins_trace(page.as_ref(), parts.len(), all);
         // Where in the burst each packet that is left belongs, once some have left.
         let mut places = [0u8; BURST];
         for (number, part) in parts.iter().enumerate() {
@@ -315,6 +338,9 @@ impl FallibleHandler for Group {
                     add(page, number, PartCounter::BusyNs, crate::now_ns().saturating_sub(before));
                     add(page, number, PartCounter::Sampled, left as u64);
                 }
+                if is_traced {
+                    note_traced(page, number, list);
+                }
             }
             if !gone {
                 continue;
@@ -333,9 +359,7 @@ impl FallibleHandler for Group {
                 all[place as usize] = *descriptor;
             }
         }
-        if is_sampled {
-            *sample_at = now_ns + SAMPLE_NS;
-        }
+        *sample_at = if is_sampled { now_ns + SAMPLE_NS } else { *sample_at };
         Ok(errors)
     }
 

@@ -63,12 +63,12 @@ use sluice_dataplane::chain::ways::{MAX_NFS, Ways};
 use sluice_dataplane::chain::{self, Chain, PathKind, PathRegistry, Tables};
 use sluice_dataplane::classify::flow_table::{FlowTable, Known};
 use sluice_dataplane::classify::key::{FlowKey, HashKeys};
+use sluice_dataplane::classify::tcp::is_urgent;
 use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
 use sluice_dataplane::end::NfEnd;
 use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::roles::Portion;
-use sluice_dataplane::rx::is_urgent;
 use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, Foreseen, SteerRequest, Wanted};
 use sluice_policy::tcp;
 

@@ -40,7 +40,7 @@ pub const CACHE_LINE: usize = 64;
 pub const BURST: usize = 32;
 
 /// Version of every layout in this crate. Both sides must have the same.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Fetches the cache line that a value starts in, for a read soon after.
 #[inline(always)]

@@ -10,6 +10,7 @@
 //! | 448 | what the NF asks for: [`NfRequest`] | the NF |
 //! | 512 | service-time histogram, ns per burst | the NF |
 //! | 2048 | counters of the parts of a group: [`PartCounter`] | the NF |
+//! | 2560 | the traced packet that each part returned last: [`Page::traced`] | the NF |
 //! | 4096 | the rx rings, one for each manager thread that may enqueue | see [`crate::ring`] |
 //! | … | the tx ring | see [`crate::ring`] |
 
@@ -39,7 +40,8 @@ const REQUESTS: usize = 448;
 const HISTOGRAM: usize = 512;
 const PARTS: usize = 2048;
 const _: () = assert!(HISTOGRAM + SHARED_BYTES <= PARTS);
-const _: () = assert!(PARTS + MAX_PARTS * PART_COUNTERS * 8 <= PAGE_BYTES);
+const TRACED: usize = PARTS + MAX_PARTS * PART_COUNTERS * 8;
+const _: () = assert!(TRACED + MAX_PARTS * 8 <= PAGE_BYTES);
 
 /// Most parts of a group: handlers that run in one process, one after another.
 pub const MAX_PARTS: usize = 16;
@@ -191,6 +193,21 @@ pub enum PartCounter {
     Sampled = 3,
 }
 
+/// The word of a traced packet that a part returned: its frame, and when, in nanoseconds on the
+/// monotonic clock, of which it keeps the lower half.
+#[inline]
+pub fn returned(frame: u32, at_ns: u64) -> u64 {
+    u64::from(frame) << 32 | u64::from((at_ns as u32).max(1))
+}
+
+/// When the packet in a frame was returned, by its word: within two
+/// seconds of `now_ns`. None: the word is of another packet.
+#[inline]
+pub fn returned_at(word: u64, frame: u32, now_ns: u64) -> Option<u64> {
+    let before = (now_ns as u32).wrapping_sub(word as u32) as i32;
+    ((word >> 32) as u32 == frame && word as u32 != 0).then(|| now_ns.saturating_add_signed(-i64::from(before)))
+}
+
 /// The page of a mapped region, for either side.
 #[derive(Debug, Clone)]
 pub struct Page {
@@ -270,6 +287,12 @@ impl Page {
     pub fn part(&self, part: usize, counter: PartCounter) -> Option<&AtomicU64> {
         let at = (part < MAX_PARTS).then(|| PARTS + (part * PART_COUNTERS + counter as usize) * 8)?;
         self.mapping.atomic_u64(at)
+    }
+
+    /// The traced packet that part `part` of a group returned last, as [`returned`]; 0: none. None
+    /// beyond [`MAX_PARTS`].
+    pub fn traced(&self, part: usize) -> Option<&AtomicU64> {
+        self.mapping.atomic_u64((part < MAX_PARTS).then(|| TRACED + part * 8)?)
     }
 
     /// Service time of its bursts, in nanoseconds per burst.
@@ -390,6 +413,19 @@ const _: () = assert!(REQUESTS.is_multiple_of(CACHE_LINE));
 mod tests {
     use super::*;
     use crate::descriptor::Descriptor;
+
+    #[test]
+    fn a_traced_packet_is_known_by_its_frame_and_its_time_by_half_of_it() {
+        for at_ns in [1u64, 5_000_000_000, u64::from(u32::MAX) + 7, (1 << 40) + 3] {
+            let word = returned(9, at_ns);
+            for now_ns in [at_ns, at_ns + 1_500_000_000, at_ns.saturating_sub(900)] {
+                assert_eq!(returned_at(word, 9, now_ns), Some(at_ns), "{now_ns}");
+            }
+            assert_eq!(returned_at(word, 8, at_ns), None, "another packet");
+        }
+        assert_eq!(returned_at(0, 0, 5), None, "none, and not frame 0");
+        assert_eq!(returned_at(returned(0, 1 << 32), 0, 1 << 32), Some((1 << 32) + 1), "a nanosecond late, and not none");
+    }
 
     #[test]
     fn both_sides_of_a_region_see_the_same_rings() {

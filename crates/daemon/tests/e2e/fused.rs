@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use sluice_api::config::{Chain, Rule};
-use sluice_api::model::{Apply, NfState, Stats};
+use sluice_api::model::{Apply, NfState, Stats, TraceRequest, TracedPacket};
 
 use crate::skip::skip;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal};
@@ -53,6 +53,44 @@ fn three_handlers_in_one_process_are_one_nf_with_three_parts() {
 }
 
 #[test]
+fn a_traced_packet_shows_each_part_that_it_passed() {
+    let folder = open_folder();
+    let rules = folder.path().join("rules");
+    std::fs::write(&rules, "default deny\n").unwrap();
+    for (run, keys) in [("fused", ""), ("inline", "trusted = true")] {
+        let denies = format!("args = [\"--rules\", {rules:?}]\n{keys}");
+        let body = port("steady", "gen", "flows = 32\nrate = 20000.0")
+            + &port("other", "gen", "flows = 32\nrate = 20000.0")
+            + &port("all", "sink", "")
+            + &service("bridge", "sluice-nf-bridge", keys)
+            + &service("fw", "sluice-nf-firewall", &denies)
+            + &service("mark", "sluice-mark-c", keys)
+            + &chain("web", "steady", &["bridge", "mark"], "all", &format!("run = {run:?}"))
+            + &chain("deny", "other", &["bridge", "fw", "mark"], "all", &format!("run = {run:?}"));
+        let mut daemon = Daemon::start("", &body);
+        daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 1_000);
+        for (chain, parts, outcome) in
+            [("web", &["bridge", "mark"][..], "sent to all"), ("deny", &["bridge", "fw"], "dropped: verdict")]
+        {
+            // Packets of one burst share what is known of their parts.
+            let request = TraceRequest { chain: Some(chain.into()), count: 20, timeout_ms: 20_000, ..TraceRequest::default() };
+            let trace = daemon.client().trace(&request).unwrap();
+            assert!(!trace.timed_out, "{trace:?}");
+            let nf = format!("nf {chain}.{run}.0");
+            let through = parts.iter().map(|part| format!("{nf} part {part} done"));
+            let wanted: Vec<String> = [nf.clone()].into_iter().chain(through).chain([format!("{nf} done")]).collect();
+            for packet in &trace.packets {
+                assert_eq!(packet.outcome, outcome, "{packet:?}");
+                assert!(packet.hops.is_sorted_by_key(|hop| hop.ns), "{packet:?}");
+            }
+            let shown = |packet: &TracedPacket| packet.hops[1..].iter().map(|hop| hop.place.clone()).collect::<Vec<_>>();
+            assert!(trace.packets.iter().any(|packet| shown(packet).starts_with(&wanted)), "{trace:?}");
+        }
+        daemon.stop();
+    }
+}
+
+#[test]
 fn neighbours_of_a_chain_are_one_nf_between_others_and_are_throttled_as_one() {
     let body = port("load", "gen", "flows = 8")
         + &port("all", "sink", "")
@@ -76,7 +114,7 @@ fn neighbours_of_a_chain_are_one_nf_between_others_and_are_throttled_as_one() {
     daemon.wait_until_empty();
     let stats = daemon.stats();
     let drops = &find_chain(&stats, "web").drops;
-    let inside = drops.keys().find(|why| !["entry", "nf_down", "nf_died"].contains(&why.as_str()));
+    let inside = drops.keys().find(|why| !["entry", "nf_down", "nf_died", "nf_gone"].contains(&why.as_str()));
     assert!(inside.is_none(), "only what the death costs is lost inside: {drops:?}");
     let all = parts(&stats);
     assert_eq!((all[0].0, all[1].0), ("mark", "slow"));

@@ -6,6 +6,12 @@ use super::key::{is_extension, link};
 
 const FLAGS: usize = 13;
 
+/// Whether NFs are woken at once for these flags, which end a connection or half of it.
+#[inline(always)]
+pub fn is_urgent(flags: u8) -> bool {
+    flags & (FIN | RST) != 0
+}
+
 /// Flags of a whole TCP packet, from its first bytes; `None` if they end before.
 #[inline]
 pub fn flags(bytes: &[u8]) -> Option<u8> {

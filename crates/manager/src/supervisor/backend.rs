@@ -212,6 +212,47 @@ impl Supervisor {
         Ok(trace)
     }
 
+    /// Name of a traced packet's port.
+    fn port_of(&self, number: u16) -> String {
+        self.ports.get(usize::from(number)).and_then(|port| Some(port.as_ref()?.config.name.clone())).unwrap_or_default()
+    }
+
+    /// Name of a traced packet's NF.
+    fn traced_nf(&self, number: u16) -> String {
+        self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone())
+    }
+
+    /// The place that an event of a trace is about, if it is one of its hops.
+    fn hop_of(&self, what: TraceWhat) -> Option<String> {
+        let nf = |number| self.traced_nf(number);
+        Some(match what {
+            TraceWhat::ToNf(number) => format!("nf {}", nf(number)),
+            TraceWhat::FromPart(number, part) => {
+                let service = self.services.get(usize::from(self.nfs.get(&number)?.service))?.as_ref()?;
+                format!("nf {} part {} done", nf(number), service.config.parts.get(usize::from(part))?)
+            }
+            TraceWhat::FromNf(number) => format!("nf {} done", nf(number)),
+            TraceWhat::ToPort(number) => format!("port {}", self.port_of(number)),
+            TraceWhat::WentIn(number) => format!("nf {} went in", nf(number)),
+            TraceWhat::CameOut(number, _) => format!("nf {} came out", nf(number)),
+            TraceWhat::Crossed(_) => "copied".into(),
+            TraceWhat::LostSight(_) | TraceWhat::Dropped(_) | TraceWhat::Refused { .. } => return None,
+        })
+    }
+
+    /// What became of a traced packet, if an event says it.
+    fn outcome_of(&self, what: TraceWhat) -> Option<String> {
+        Some(match what {
+            TraceWhat::ToPort(number) => format!("sent to {}", self.port_of(number)),
+            TraceWhat::LostSight(number) => {
+                format!("went into {}, and none came out that is known as it", self.traced_nf(number))
+            }
+            TraceWhat::Dropped(why) => format!("dropped: {}", why.name()),
+            TraceWhat::Refused { why, .. } => format!("dropped: {why}"),
+            _ => return None,
+        })
+    }
+
     fn report_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, mut heads: Heads, count: u32) -> api::Trace {
         if self.seen.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
             self.plane.trace(None);
@@ -236,10 +277,7 @@ impl Supervisor {
                 None => packets.push((name, vec![event])),
             }
         }
-        let port =
-            |number: u16| self.ports.get(number as usize).and_then(|p| Some(p.as_ref()?.config.name.clone())).unwrap_or_default();
         let chain = |number: u16| self.chains.iter().flatten().find(|c| c.number == number).map(|c| c.name.clone());
-        let nf = |number: u16| self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone());
         let registry = self.plane.registry();
         let traced: Vec<api::TracedPacket> = packets
             .into_iter()
@@ -250,27 +288,14 @@ impl Supervisor {
                     _ => registry.get(first.path?).map(|path| (path.ingress, Some(path.chain.name.clone())))?,
                 };
                 let bytes = u32::from(first.len);
-                let mut hops = vec![api::Hop { place: format!("port {}", port(ingress)), ns: 0 }];
+                let mut hops = vec![api::Hop { place: format!("port {}", self.port_of(ingress)), ns: 0 }];
                 let mut outcome = "still inside".to_string();
+                let mut ns = 0;
                 for event in events {
-                    let ns = event.at_ns.saturating_sub(name.0);
-                    let mut hop = |place: String| hops.push(api::Hop { place, ns });
-                    match event.what {
-                        TraceWhat::ToNf(number) => hop(format!("nf {}", nf(number))),
-                        TraceWhat::FromNf(number) => hop(format!("nf {} done", nf(number))),
-                        TraceWhat::ToPort(number) => {
-                            hop(format!("port {}", port(number)));
-                            outcome = format!("sent to {}", port(number));
-                        }
-                        TraceWhat::WentIn(number) => hop(format!("nf {} went in", nf(number))),
-                        TraceWhat::CameOut(number, _) => hop(format!("nf {} came out", nf(number))),
-                        TraceWhat::Crossed(_) => hop("copied".into()),
-                        TraceWhat::LostSight(number) => {
-                            outcome = format!("went into {}, and none came out that is known as it", nf(number))
-                        }
-                        TraceWhat::Dropped(why) => outcome = format!("dropped: {}", why.name()),
-                        TraceWhat::Refused { why, .. } => outcome = format!("dropped: {why}"),
-                    }
+                    // A thread reads its clock once a round, and runs its handlers after that.
+                    ns = ns.max(event.at_ns.saturating_sub(name.0));
+                    hops.extend(self.hop_of(event.what).map(|place| api::Hop { place, ns }));
+                    outcome = self.outcome_of(event.what).unwrap_or(outcome);
                 }
                 Some(api::TracedPacket { chain, bytes, packet: heads.next(name), hops, outcome })
             })
