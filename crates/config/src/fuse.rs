@@ -26,6 +26,11 @@ fn named<'a>(config: &'a Config, name: &str) -> Option<&'a Service> {
     config.services.iter().find(|service| service.name == name)
 }
 
+/// Whether a chain passes a group, and so has been expanded.
+fn has_group(config: &Config, chain: &Chain) -> bool {
+    chain.services.iter().any(|name| named(config, name).is_some_and(Service::is_group))
+}
+
 /// Hops of a chain, by position, whose services are to become a group.
 type Hops = std::ops::Range<usize>;
 
@@ -39,7 +44,6 @@ fn fused_hops(chain: &Chain) -> Option<Hops> {
 /// Chains that are to become groups, with their index and these hops. One NF alone is a process
 /// anyway.
 fn grouped(config: &Config) -> impl Iterator<Item = (usize, &Chain, Hops)> {
-    let is_group = |name: &String| named(config, name).is_some_and(Service::is_group);
     let hops_of = move |chain: &Chain| {
         let all = 0..chain.services.len();
         let hops = match chain.run {
@@ -48,7 +52,7 @@ fn grouped(config: &Config) -> impl Iterator<Item = (usize, &Chain, Hops)> {
             Run::Fused => fused_hops(chain).filter(|hops| hops.len() > 1),
             Run::Inline => Some(all).filter(|hops| !hops.is_empty()),
         };
-        hops.filter(|_| !chain.services.iter().any(is_group))
+        hops.filter(|_| !has_group(config, chain))
     };
     config.chains.iter().enumerate().filter_map(move |(i, chain)| Some((i, chain, hops_of(chain)?)))
 }
@@ -128,8 +132,7 @@ fn agree(one: &Service, other: &Service) -> bool {
 /// Problems of chains that are to be fused. A name has at most `longest_name` bytes.
 pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let is_expanded = |chain: &Chain| chain.services.iter().any(|name| named(config, name).is_some_and(Service::is_group));
-    for (i, chain) in config.chains.iter().enumerate().filter(|(_, chain)| !is_expanded(chain)) {
+    for (i, chain) in config.chains.iter().enumerate().filter(|(_, chain)| !has_group(config, chain)) {
         let wrong = wrong_fuse(chain).map(|(what, help)| Problem::error(At::entry("chain", i, "fuse"), what, help));
         problems.extend(wrong);
     }

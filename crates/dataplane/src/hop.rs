@@ -210,6 +210,10 @@ impl Plane {
         // A process cannot have returned it after this. Handlers in this thread have.
         let latest = if self.runs_inline(handle.number) { u64::MAX } else { self.now_ns };
         for part in 0..MAX_PARTS {
+            // An NF may write all words, whatever it is. Half of the room is for hops alone.
+            if trace.events.len() >= trace.events.capacity() / 2 {
+                break;
+            }
             // Relaxed: see the group, which writes it before the descriptor.
             let word = handle.region.page.traced(part).map_or(0, |word| word.load(Ordering::Relaxed));
             if let Some(at_ns) = page::returned_at(word, packet.frame, self.now_ns) {

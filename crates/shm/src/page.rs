@@ -200,8 +200,8 @@ pub fn returned(frame: u32, at_ns: u64) -> u64 {
     u64::from(frame) << 32 | u64::from((at_ns as u32).max(1))
 }
 
-/// When the packet in a frame was returned, by its word: within two
-/// seconds of `now_ns`. None: the word is of another packet.
+/// When the packet in a frame was returned, by its word: within two seconds of `now_ns`. None: the
+/// word is of another packet.
 #[inline]
 pub fn returned_at(word: u64, frame: u32, now_ns: u64) -> Option<u64> {
     let before = (now_ns as u32).wrapping_sub(word as u32) as i32;

@@ -72,7 +72,7 @@ fn a_traced_packet_shows_each_part_that_it_passed() {
         for (chain, parts, outcome) in
             [("web", &["bridge", "mark"][..], "sent to all"), ("deny", &["bridge", "fw"], "dropped: verdict")]
         {
-            // Packets of one burst share what is known of their parts.
+            // Of several in one burst, only the first has its parts shown.
             let request = TraceRequest { chain: Some(chain.into()), count: 20, timeout_ms: 20_000, ..TraceRequest::default() };
             let trace = daemon.client().trace(&request).unwrap();
             assert!(!trace.timed_out, "{trace:?}");

@@ -33,8 +33,8 @@ const GONE: Duration = Duration::from_secs(10);
 const UPGRADED: Duration = Duration::from_secs(60);
 /// Longest wait of a placement until packets go to its instances.
 const PLACED: Duration = Duration::from_secs(40);
-/// Hops that a trace keeps of a packet, on average.
-const HOPS: usize = 16;
+/// Events that a trace has room for, for each packet, until they are fetched.
+const HOPS: usize = 48;
 
 /// The first bytes of traced packets, as hexadecimal digits, in their order: a frame that a refused
 /// packet leaves may take another one at the same time.
