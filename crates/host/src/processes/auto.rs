@@ -70,6 +70,14 @@ impl Choice {
         self.tried.iter().find(|t| Some(t.mechanism) == self.mechanism)?.latency_ns()
     }
 
+    /// Its median time until the old process has stopped, in nanoseconds.
+    pub fn stop_ns(&self) -> Option<f64> {
+        match &self.tried.iter().find(|t| Some(t.mechanism) == self.mechanism)?.outcome {
+            Probe::Works(figures) => Figures::quantile(&figures.old_stops_ns, 0.5),
+            _ => None,
+        }
+    }
+
     /// One sentence for each candidate.
     pub fn reasons(&self) -> Vec<String> {
         self.tried.iter().map(|tried| Reason { tried, chosen: self }.to_string()).collect()

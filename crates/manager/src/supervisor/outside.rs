@@ -50,7 +50,7 @@ pub(super) struct Outside {
     look_later: bool,
     /// The choice for a core: mechanism, cost of a switch, and reason. Measured once, as that
     /// occupies the core for a while.
-    chosen: BTreeMap<usize, (Mechanism, u64, String)>,
+    chosen: BTreeMap<usize, (Mechanism, SwitchTimes, String)>,
     /// Cores with an NF that cannot have a real-time class.
     without_realtime: BTreeSet<usize>,
     /// Processes of foreign NFs when they were added.
@@ -108,11 +108,19 @@ fn named(what: ByWhat) -> Option<Mechanism> {
     }
 }
 
-fn settings_of(config: &model::Workflow, switch_ns: u64) -> Settings {
+/// What a switch takes on this host: as [`Settings::switch_ns`] and [`Settings::stop_ns`].
+#[derive(Debug, Clone, Copy)]
+struct SwitchTimes {
+    switch_ns: u64,
+    stop_ns: u64,
+}
+
+fn settings_of(config: &model::Workflow, SwitchTimes { switch_ns, stop_ns }: SwitchTimes) -> Settings {
     Settings {
         near: config.near,
         divisor: config.divisor,
         switch_ns,
+        stop_ns,
         least_switches: config.least_switches,
         longest_wait_ns: u64::from(config.longest_wait_us) * 1_000,
         park_after_ns: u64::from(config.park_after_us) * 1_000,
@@ -122,7 +130,7 @@ fn settings_of(config: &model::Workflow, switch_ns: u64) -> Settings {
 struct Chosen {
     controller: Box<dyn Controller>,
     because: String,
-    switch_ns: u64,
+    times: SwitchTimes,
 }
 
 impl Supervisor {
@@ -256,11 +264,11 @@ impl Supervisor {
             Ok(None) => match self.choose(core) {
                 Ok(chosen) => {
                     let counters = Arc::new(Counters::default());
-                    let settings = settings_of(&self.config.workflow, chosen.switch_ns);
+                    let settings = settings_of(&self.config.workflow, chosen.times);
                     let governed = Governed {
                         mechanism: chosen.controller.mechanism(),
                         because: chosen.because,
-                        switch_ns: chosen.switch_ns,
+                        switch_ns: chosen.times.switch_ns,
                         counters: counters.clone(),
                         members: BTreeMap::new(),
                         refused: BTreeSet::new(),
@@ -374,8 +382,8 @@ impl Supervisor {
     fn choose(&mut self, core: usize) -> Result<Chosen, Refused> {
         let guard = self.guard()?;
         let settings = self.folder_of(core);
-        if let Some((mechanism, switch_ns, because)) = self.outside.chosen.get(&core).cloned() {
-            return Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns });
+        if let Some((mechanism, times, because)) = self.outside.chosen.get(&core).cloned() {
+            return Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, times });
         }
         let what = self.config.workflow.of_core(core);
         let foreign = self.nfs.values().any(|nf| nf.core == core && nf.foreign.is_some());
@@ -400,7 +408,11 @@ impl Supervisor {
         let Some(mechanism) = choice.mechanism.or(named(what)) else {
             return Err(Refused::NotHere { mechanism: Mechanism::Signal, what: reasons });
         };
-        let switch_ns = choice.latency_ns().map_or(Settings::default().switch_ns, |ns| ns as u64);
+        let usual = Settings::default();
+        let times = SwitchTimes {
+            switch_ns: choice.latency_ns().map_or(usual.switch_ns, |ns| ns as u64),
+            stop_ns: choice.stop_ns().map_or(usual.stop_ns, |ns| ns as u64),
+        };
         let because = if named(what).is_some() { format!("the configuration says so; {reasons}") } else { reasons };
         if mechanism == Mechanism::Realtime {
             for warning in realtime::warnings(&settings) {
@@ -410,8 +422,8 @@ impl Supervisor {
         if let Some(why) = mechanism.outlives_a_kill() {
             warn!("core {core}: {why}");
         }
-        self.outside.chosen.insert(core, (mechanism, switch_ns, because.clone()));
-        Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
+        self.outside.chosen.insert(core, (mechanism, times, because.clone()));
+        Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, times })
     }
 
     /// Releases all NFs of a core, and forgets its schedule.

@@ -19,6 +19,9 @@
 //! - the output is almost full, or
 //! - the NF is held by backpressure.
 //!
+//! A switch takes its time, in which the NF still works: with [`Settings::stop_ns`] a turn ends as
+//! soon as the NF will have returned all packets, or filled its output, before it is stopped.
+//!
 //! Then comes the next in the circle that has room and at least `near` packets, or any that has
 //! waited for [`Settings::longest_wait_ns`]. If there is none, the next with any work, but no
 //! sooner than a slice of the least length after the last switch (two switches, if the NF on the
@@ -60,6 +63,9 @@ pub struct Settings {
     pub divisor: f64,
     /// Time from the decision to switch until the other NF runs, as measured on the host.
     pub switch_ns: u64,
+    /// Time from the decision to switch until the NF on the core stops, as measured on the host; 0:
+    /// unknown.
+    pub stop_ns: u64,
     /// Least length of a slice, in switches.
     pub least_switches: u32,
     /// Time after which an NF with fewer packets than `near` gets a turn.
@@ -70,7 +76,15 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { near: 32, divisor: 1.0, switch_ns: 14_000, least_switches: 5, longest_wait_ns: 1_000_000, park_after_ns: 1_000_000 }
+        Self {
+            near: 32,
+            divisor: 1.0,
+            switch_ns: 14_000,
+            stop_ns: 0,
+            least_switches: 5,
+            longest_wait_ns: 1_000_000,
+            park_after_ns: 1_000_000,
+        }
     }
 }
 
@@ -210,6 +224,8 @@ struct Turn {
     finishing_ns: Option<u64>,
     /// Since when it has had nothing to do.
     idle_ns: Option<u64>,
+    /// When it would have ended last, but no other NF could run.
+    in_vain_ns: Option<u64>,
 }
 
 /// The circle of a core.
@@ -228,7 +244,15 @@ pub struct Workflow {
 impl Workflow {
     /// An empty circle.
     pub fn new(settings: Settings) -> Self {
-        let turn = Turn { began_ns: 0, ends_ns: 0, is_background: false, background_ns: None, finishing_ns: None, idle_ns: None };
+        let turn = Turn {
+            began_ns: 0,
+            ends_ns: 0,
+            is_background: false,
+            background_ns: None,
+            finishing_ns: None,
+            idle_ns: None,
+            in_vain_ns: None,
+        };
         Self { settings, circle: Vec::new(), current: None, turn, looked_ns: 0, longest_ns: 0 }
     }
 
@@ -323,6 +347,9 @@ impl Workflow {
         if now_ns >= self.turn.ends_ns {
             return Some(Why::Slice);
         }
+        if let Some(why) = self.foreseen(at, reading, now_ns, rings) {
+            return Some(why);
+        }
         if reading.unread >= near {
             self.turn.finishing_ns = None;
             return None;
@@ -334,6 +361,25 @@ impl Workflow {
             now_ns.max(self.turn.began_ns + self.settings.switch_ns) + patience
         });
         (now_ns >= until).then_some(Why::Empty)
+    }
+
+    /// Why the turn will be over before a switch that is decided now stops the NF, if it will. Not
+    /// before the NF runs, nor if the cost of its packets is unknown, if its ring is worth little
+    /// more than a switch, or if no other waits or could run lately.
+    #[inline]
+    fn foreseen(&self, at: usize, reading: Reading, now_ns: u64, rings: &impl Rings) -> Option<Why> {
+        let member = self.circle[at].member;
+        // Of what it has read it may have returned all but a burst: it publishes late.
+        let in_hand = reading.work.saturating_sub(reading.unread).min(member.near(&self.settings));
+        let left = reading.unread.saturating_add(in_hand);
+        let (cost_ns, stop_ns) = (rings.cost_ns(member.nf), self.settings.stop_ns.min(self.settings.switch_ns) as f64);
+        let is_soon = stop_ns > 0.0
+            && cost_ns * f64::from(left.min(reading.room)) <= stop_ns
+            && cost_ns * f64::from(member.ring) >= 4.0 * stop_ns
+            && now_ns >= self.turn.began_ns + self.settings.switch_ns;
+        let is_in_vain = self.turn.in_vain_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) < LOOK_NS);
+        let is_wanted = || self.circle.iter().any(|entry| entry.waits_ns.is_some());
+        (is_soon && !is_in_vain && is_wanted()).then_some(if reading.room < left { Why::Full } else { Why::Empty })
     }
 
     /// When the current turn is as long as a background turn.
@@ -386,6 +432,7 @@ impl Workflow {
             }
             _ if reading.work > 0 => {
                 // It goes on as far as it can, and is looked at again.
+                self.turn.in_vain_ns = Some(now_ns);
                 self.turn.ends_ns = self.turn.ends_ns.max(now_ns + self.settings.least_slice_ns());
                 Move::Stay
             }
@@ -460,7 +507,8 @@ impl Workflow {
         let slice_ns = if has_packets { self.slice_ns(at, rings) } else { self.settings.least_slice_ns() };
         let ends_ns = now_ns + self.settings.switch_ns + slice_ns;
         let is_background = !has_packets || is_due(background_ns, now_ns);
-        self.turn = Turn { began_ns: now_ns, ends_ns, is_background, background_ns, finishing_ns: None, idle_ns: None };
+        self.turn =
+            Turn { began_ns: now_ns, ends_ns, is_background, background_ns, finishing_ns: None, idle_ns: None, in_vain_ns: None };
     }
 
     fn slice_ns(&self, at: usize, rings: &impl Rings) -> u64 {

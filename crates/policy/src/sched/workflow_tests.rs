@@ -10,6 +10,8 @@ struct Core {
     held: Vec<bool>,
     weight: Vec<f64>,
     background: Vec<usize>,
+    /// Packets of each that it has read and not returned.
+    in_hand: u32,
     /// Nanoseconds that the NF on the core has worked on its next packet.
     spent_ns: f64,
     /// When the next run begins.
@@ -20,7 +22,13 @@ struct Core {
 impl Rings for Core {
     fn read(&self, nf: u16) -> Reading {
         let (work, nf) = (self.work[usize::from(nf)], usize::from(nf));
-        Reading { work, unread: work, room: self.room[nf], held: self.held[nf], background: self.background.contains(&nf) }
+        Reading {
+            work,
+            unread: work.saturating_sub(self.in_hand),
+            room: self.room[nf],
+            held: self.held[nf],
+            background: self.background.contains(&nf),
+        }
     }
     fn cost_ns(&self, nf: u16) -> f64 {
         self.cost_ns[usize::from(nf)]
@@ -41,6 +49,7 @@ impl Core {
             held: vec![false; n],
             weight: vec![1.0; n],
             background: Vec::new(),
+            in_hand: 0,
             spent_ns: 0.0,
             at_ns: 0,
             delivered: 0,
@@ -242,6 +251,62 @@ fn an_almost_empty_input_ends_a_turn_when_what_is_in_hand_is_back() {
     assert_eq!(workflow.step(46_399, &core), Move::Stay);
     assert_eq!(workflow.step(46_400, &core), Move::Switch { from: 1, to: 0, why: Why::Empty });
     assert_eq!(core.work[1], 20);
+}
+
+#[test]
+fn a_turn_ends_by_what_the_nf_does_until_the_switch_stops_it() {
+    let mut core = Core::new(&[50.0, 50.0, 0.0], 2048);
+    let mut workflow = core.workflow(Settings { switch_ns: 10_000, stop_ns: 6_000, ..Settings::default() });
+    core.work = vec![500, 500, 0];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    core.work[0] = 121;
+    assert_eq!(workflow.step(20_000, &core), Move::Stay);
+    core.work[0] = 120;
+    assert_eq!(workflow.step(20_001, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
+    core.work[1] = 100;
+    assert_eq!(workflow.step(30_000, &core), Move::Stay, "it does not run yet");
+    core.work[1] = 400;
+    core.room[1] = 120;
+    assert_eq!(workflow.step(30_001, &core), Move::Switch { from: 1, to: 0, why: Why::Full });
+    core.work[1] = 0;
+    assert_eq!(workflow.step(60_000, &core), Move::Stay, "no other waits");
+    core.work[2] = 40;
+    assert_eq!(workflow.step(90_000, &core), Move::Stay);
+    assert_eq!(workflow.step(90_001, &core), Move::Switch { from: 0, to: 2, why: Why::Empty });
+    core.work[0] = 500;
+    assert_eq!(workflow.step(120_000, &core), Move::Stay, "the cost of its packets is unknown");
+}
+
+#[test]
+fn packets_in_hand_and_small_rings_are_no_reason_to_foresee_an_end() {
+    let run = |cost_ns: f64, ring: u32, stop_ns: u64| {
+        let mut core = Core::new(&[cost_ns, cost_ns], ring);
+        let mut workflow = core.workflow(Settings { switch_ns: 10_000, stop_ns, ..Settings::default() });
+        core.work = vec![ring, ring];
+        assert_eq!(workflow.step(0, &core), Move::Run(0));
+        // All of it has been read.
+        (core.work[0], core.in_hand) = (32, 32);
+        workflow.step(20_000, &core)
+    };
+    let ends = Move::Switch { from: 0, to: 1, why: Why::Empty };
+    assert_eq!(run(100.0, 2048, 6_000), ends);
+    assert_eq!(run(500.0, 2048, 6_000), Move::Stay, "they take longer than it has");
+    assert_eq!(run(100.0, 128, 6_000), Move::Stay, "the ring fills and empties in moments");
+    assert_eq!(run(100.0, 2048, 0), Move::Stay, "the time is unknown");
+}
+
+#[test]
+fn an_end_that_is_foreseen_in_vain_is_tried_again_later() {
+    let mut core = Core::new(&[50.0, 50.0], 2048);
+    let mut workflow = core.workflow(Settings { switch_ns: 10_000, stop_ns: 6_000, ..Settings::default() });
+    core.work = vec![500, 500];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    core.work[0] = 100;
+    core.held[1] = true;
+    assert_eq!(workflow.step(20_000, &core), Move::Stay);
+    core.held[1] = false;
+    assert_eq!(workflow.step(39_999, &core), Move::Stay);
+    assert_eq!(workflow.step(40_000, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
 }
 
 #[test]
