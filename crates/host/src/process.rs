@@ -24,7 +24,7 @@
 #![allow(unsafe_code)]
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -91,12 +91,25 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
     Some(name)
 }
 
+/// Bytes of what the kernel says of a pidfd, at most.
+const FDINFO: u64 = 1024;
+
 /// Opens a pidfd. `pid` may have been reused: see [`Identity::open`].
 ///
 /// # Errors
 /// [`Errno::SRCH`] if there is no such process.
 pub fn pidfd_open(pid: Pid) -> Result<OwnedFd, Errno> {
     rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)
+}
+
+/// The number of a pidfd's process; None if it has been collected, or if the file is no pidfd.
+pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
+    let mut info = String::new();
+    let file = fs::File::open(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    // That of another kind of file may be long.
+    file.take(FDINFO).read_to_string(&mut info).ok()?;
+    let number = info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
+    Some(number).filter(|number| *number > 0).and_then(Pid::from_raw)
 }
 
 /// Signals a process; no error if it has ended already.
@@ -588,10 +601,12 @@ mod tests {
         let pidfd = pidfd_open(pid).unwrap();
         assert_eq!(reap(pidfd.as_fd()), Ok(None));
         assert_eq!(wait_readable(pidfd.as_fd(), Some(0)), Ok(false));
+        assert_eq!((pid_of(pidfd.as_fd()), pid_of(fs::File::open("/dev/null").unwrap().as_fd())), (Some(pid), None));
         send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
         assert_eq!(wait_readable(pidfd.as_fd(), None), Ok(true));
         assert_eq!(reap(pidfd.as_fd()), Ok(Some(Exit::Signal(9))));
         assert_eq!(reap(pidfd.as_fd()), Err(Errno::CHILD));
+        assert_eq!(pid_of(pidfd.as_fd()), None);
         // The process is long gone: no error, and no other process is hit.
         send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
     }

@@ -26,7 +26,7 @@
 //! style, as the library cannot tell when it is initialised.
 
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
@@ -64,7 +64,9 @@ pub(crate) fn serve<S>(
     let parent = getppid();
     let surroundings = zygote::attach(&socket, &name).map_err(AttachError::from)?;
     let made = make(&Context::of_zygote(&surroundings))?;
-    let say = |report: ZygoteReport| send(socket.as_fd(), &report.encode(), &[]).map_err(AttachError::from);
+    let say_with =
+        |report: ZygoteReport, fds: &[BorrowedFd<'_>]| send(socket.as_fd(), &report.encode(), fds).map_err(AttachError::from);
+    let say = |report: ZygoteReport| say_with(report, &[]);
     if let Some(why) = unfit() {
         say(ZygoteReport::Unfit(why))?;
         return Ok(None);
@@ -84,7 +86,13 @@ pub(crate) fn serve<S>(
         };
         let Fork { name } = Fork::decode(&message).map_err(AttachError::from)?;
         match clone_sibling() {
-            Ok(Some(pid)) => say(ZygoteReport::Forked { name, pid: pid.as_raw_nonzero().get() })?,
+            Ok(Some((pid, pidfd))) => {
+                let report = ZygoteReport::Forked { name, pid: pid.as_raw_nonzero().get() };
+                match pidfd {
+                    Some(pidfd) => say_with(report, &[pidfd.as_fd()])?,
+                    None => say(report)?,
+                }
+            }
             Ok(None) => {
                 pipe.iter().for_each(say_into);
                 return Ok(Some(be(name, options, socket, parent, made)));
@@ -127,8 +135,9 @@ fn be<S>(name: String, options: &Options, socket: OwnedFd, parent: Option<Pid>, 
     (made, Options { name: Some(name), zygote: false, ..options.clone() })
 }
 
-/// Clones this single-threaded process as a sibling. The child's number, or None in the child.
-fn clone_sibling() -> Result<Option<Pid>, Errno> {
+/// Clones this single-threaded process as a sibling. The child's number and pidfd, if the kernel
+/// gives one; None in the child.
+fn clone_sibling() -> Result<Option<(Pid, Option<OwnedFd>)>, Errno> {
     let mut death_signal: libc::c_int = 0;
     // SAFETY: the kernel writes an int.
     unsafe { libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut death_signal) };
@@ -136,7 +145,8 @@ fn clone_sibling() -> Result<Option<Pid>, Errno> {
     let (mut robust, mut robust_len) = (std::ptr::null_mut::<libc::c_void>(), 0usize);
     // SAFETY: the kernel writes a pointer and a length, of this thread.
     let has_robust = unsafe { libc::syscall(libc::SYS_get_robust_list, 0, &raw mut robust, &raw mut robust_len) } == 0;
-    let mut flags = libc::CLONE_PARENT | libc::SIGCHLD;
+    let mut pidfd: libc::c_int = -1;
+    let mut flags = libc::CLONE_PARENT | libc::CLONE_PIDFD | libc::SIGCHLD;
     if !thread_word.is_null() {
         flags |= libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID;
     }
@@ -147,13 +157,16 @@ fn clone_sibling() -> Result<Option<Pid>, Errno> {
     #[cfg(not(target_arch = "x86_64"))]
     let (fourth, fifth) = (none, thread_word.cast::<libc::c_void>());
     // SAFETY: without CLONE_VM the child has a copy of memory and stack; with one thread (see
-    // unfit()) no other holds a lock. The kernel writes to the C library's word in the child.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(flags), none, none, fourth, fifth) };
+    // unfit()) no other holds a lock. The kernel writes to the C library's word in the child, and
+    // a file's number here.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(flags), none, &raw mut pidfd, fourth, fifth) };
     if pid < 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
     }
     if pid > 0 {
-        return Ok(Pid::from_raw(pid as libc::pid_t));
+        // SAFETY: a number that the kernel has written is that of a file which nobody else has.
+        let pidfd = (pidfd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(pidfd) });
+        return Ok(Pid::from_raw(pid as libc::pid_t).map(|pid| (pid, pidfd)));
     }
     // SAFETY: the parent's values: a signal's number, and this thread's list, at the same address.
     unsafe {

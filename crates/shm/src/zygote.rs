@@ -9,8 +9,9 @@
 //! 3. Zygote, when its handler is ready: [`ZygoteReport::Ready`], or [`ZygoteReport::Unfit`] and it
 //!    leaves.
 //! 4. For each instance, manager: [`Fork`], with a pipe for standard output and error; zygote:
-//!    [`ZygoteReport::Forked`] or [`ZygoteReport::Failed`]. The child has the zygote's parent,
-//!    leaves this connection and attaches as every NF does, by the name that the manager chose.
+//!    [`ZygoteReport::Forked`], with the child's pidfd if it has one, or [`ZygoteReport::Failed`].
+//!    The child has the zygote's parent, leaves this connection and attaches as every NF does, by
+//!    the name that the manager chose.
 //!
 //! All messages use one socket. Closing either end ends the zygote, but not its children.
 

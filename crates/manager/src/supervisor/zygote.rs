@@ -269,7 +269,12 @@ impl Supervisor {
             let uid = service.user.as_ref().map(|u| u.uid);
             let Some(zygote) = &mut service.zygote else { return };
             let Some(connection) = &zygote.connection else { return };
-            let report = handshake::receive(connection.as_fd()).and_then(|(message, _)| ZygoteReport::decode(&message));
+            let received = handshake::receive(connection.as_fd());
+            let report = received.and_then(|(message, fds)| Ok((ZygoteReport::decode(&message)?, fds)));
+            let (report, pidfd) = match report {
+                Ok((report, fds)) => (Ok(report), fds.into_iter().next()),
+                Err(error) => (Err(error), None),
+            };
             let event = match &report {
                 Ok(ZygoteReport::Ready) => ZygoteEvent::Ready,
                 Ok(ZygoteReport::Unfit(why)) => ZygoteEvent::SaysUnfit(quoted(why)),
@@ -298,7 +303,8 @@ impl Supervisor {
             for action in todo {
                 match (action, &report) {
                     (ZygoteAction::Adopt(nf), Ok(ZygoteReport::Forked { name, pid })) => {
-                        self.was_forked(number, nf, name, *pid, uid);
+                        let hint = pidfd.as_ref().and_then(|pidfd| process::pid_of(pidfd.as_fd()));
+                        self.was_forked(number, nf, name, (*pid, hint), uid);
                         self.meet_early(number);
                     }
                     (action, _) => self.act_on_zygote(number, action),
@@ -327,9 +333,10 @@ impl Supervisor {
     }
 
     /// Handles the report of a service's zygote that it has forked this process for an instance
-    /// that was requested under this name.
-    fn was_forked(&mut self, service: u16, number: u16, name: &str, pid: i32, uid: Option<u32>) {
-        let Some(pid) = self.child_that_is(pid) else { return };
+    /// that was requested under this name. `forked`: its number there, and the process of the pidfd
+    /// that came with the report.
+    fn was_forked(&mut self, service: u16, number: u16, name: &str, forked: (i32, Option<Pid>), uid: Option<u32>) {
+        let Some(pid) = self.child_that_is(forked) else { return };
         if self.is_known(pid) {
             // Its own hello came first.
             return;
@@ -358,23 +365,26 @@ impl Supervisor {
 
     /// The otherwise unknown child of ours that a zygote knows by this number. With a keeper,
     /// zygotes are in a process namespace of their own, and report numbers of that namespace. The
-    /// keeper is 1 there, and no helper of this program was forked by a zygote.
-    fn child_that_is(&self, inside: i32) -> Option<Pid> {
+    /// keeper is 1 there, and no helper of this program was forked by a zygote. `hint` may be it.
+    fn child_that_is(&self, (inside, hint): (i32, Option<Pid>)) -> Option<Pid> {
         let inside = (inside > 1).then_some(inside)?;
         if !self.has_keeper() {
             return Pid::from_raw(inside).filter(|pid| !runs_this_program(*pid));
         }
-        let tasks = std::fs::read_dir("/proc/self/task").ok()?;
-        let texts = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-        let children: Vec<i32> =
-            texts.flat_map(|text| text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<i32>>()).collect();
         let is_it = |pid: &Pid| {
             let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
             let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
             let mut numbers = numbers.unwrap_or_default().split_whitespace().skip(1);
             numbers.next().and_then(|number| number.parse().ok()) == Some(inside)
         };
-        // The newest first: it is one of them, and to know each of a thousand takes long.
+        if let Some(pid) = hint.filter(is_it) {
+            return Some(pid).filter(|pid| !self.is_known(*pid));
+        }
+        let tasks = std::fs::read_dir("/proc/self/task").ok()?;
+        let texts = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<i32> =
+            texts.flat_map(|text| text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<i32>>()).collect();
+        // Without a hint: the newest first, as to know each of a thousand takes long.
         let unknown = children.into_iter().rev().filter_map(Pid::from_raw).filter(|pid| !self.is_known(*pid));
         unknown.into_iter().find(is_it)
     }

@@ -5,7 +5,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -189,8 +189,13 @@ pub struct Zygote {
 impl Zygote {
     /// Its next report; None when it has closed its end.
     pub fn report(&self) -> Option<ZygoteReport> {
-        let (message, _) = handshake::receive(self.socket.as_fd()).ok()?;
-        Some(ZygoteReport::decode(&message).unwrap())
+        self.report_with().map(|(report, _)| report)
+    }
+
+    /// The same, with the files that came with it.
+    fn report_with(&self) -> Option<(ZygoteReport, Vec<OwnedFd>)> {
+        let (message, fds) = handshake::receive(self.socket.as_fd()).ok()?;
+        Some((ZygoteReport::decode(&message).unwrap(), fds))
     }
 
     /// Requests an instance.
@@ -200,8 +205,13 @@ impl Zygote {
 
     /// Waits until a requested instance is forked, and returns its process.
     pub fn forked(&self, expected: &str) -> Child {
-        match self.report() {
-            Some(ZygoteReport::Forked { name, pid }) if name == expected => Child::from_pid(pid),
+        match self.report_with() {
+            Some((ZygoteReport::Forked { name, pid }, fds)) if name == expected => {
+                let [pidfd] = &fds[..] else { panic!("{} files came with it", fds.len()) };
+                let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).unwrap();
+                assert!(info.lines().any(|line| line == format!("Pid:\t{pid}")), "{info}");
+                Child::from_pid(pid)
+            }
             other => panic!("{expected} is not forked: {other:?}"),
         }
     }
