@@ -156,6 +156,24 @@ mod tests {
     }
 
     #[test]
+    fn the_time_until_the_old_one_stops_is_that_of_the_chosen_one() {
+        let stops = |mut tried: Tried, old_stops_ns: Vec<f64>| {
+            if let Probe::Works(figures) = &mut tried.outcome {
+                figures.old_stops_ns = old_stops_ns;
+            }
+            tried
+        };
+        let tried = vec![
+            stops(works(Mechanism::Signal, 20_000.0), vec![1.0]),
+            stops(works(Mechanism::Freeze, 13_000.0), vec![7_000.0, 9_000.0, 8_000.0]),
+        ];
+        assert_eq!(Choice::of(tried).stop_ns(), Some(8_000.0));
+        let unmeasured = Tried { mechanism: Mechanism::Gate, outcome: Probe::Unmeasured("one core".into()) };
+        let choice = Choice::of(vec![unmeasured]);
+        assert_eq!((choice.mechanism, choice.stop_ns()), (Some(Mechanism::Gate), None));
+    }
+
+    #[test]
     fn the_fastest_is_chosen_and_each_has_its_reason() {
         let refused = Tried { mechanism: Mechanism::Realtime, outcome: Probe::Refused("it is not permitted: EPERM".into()) };
         let never = Figures { missed: 7, ..Figures::default() };
