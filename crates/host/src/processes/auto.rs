@@ -36,12 +36,17 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Median time until the new process runs, in nanoseconds. None if it works too badly.
-    pub fn latency_ns(&self) -> Option<f64> {
+    /// Its figures. None if it works too badly, or if there are none.
+    fn figures(&self) -> Option<&Figures> {
         match &self.outcome {
-            Probe::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => figures.latency_ns(),
+            Probe::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => Some(figures),
             _ => None,
         }
+    }
+
+    /// Median time until the new process runs, in nanoseconds. None if it works too badly.
+    pub fn latency_ns(&self) -> Option<f64> {
+        self.figures()?.latency_ns()
     }
 }
 
@@ -67,15 +72,16 @@ impl Choice {
 
     /// The chosen mechanism's median time until the new process runs, in nanoseconds.
     pub fn latency_ns(&self) -> Option<f64> {
-        self.tried.iter().find(|t| Some(t.mechanism) == self.mechanism)?.latency_ns()
+        self.chosen()?.latency_ns()
     }
 
     /// Its median time until the old process has stopped, in nanoseconds.
     pub fn stop_ns(&self) -> Option<f64> {
-        match &self.tried.iter().find(|t| Some(t.mechanism) == self.mechanism)?.outcome {
-            Probe::Works(figures) => Figures::quantile(&figures.old_stops_ns, 0.5),
-            _ => None,
-        }
+        Figures::quantile(&self.chosen()?.figures()?.old_stops_ns, 0.5)
+    }
+
+    fn chosen(&self) -> Option<&Tried> {
+        self.tried.iter().find(|tried| Some(tried.mechanism) == self.mechanism)
     }
 
     /// One sentence for each candidate.

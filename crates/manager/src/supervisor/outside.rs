@@ -48,7 +48,7 @@ pub(super) struct Outside {
     look_again: bool,
     /// Whether NFs are not pinned yet: the next of the rare looks checks them again.
     look_later: bool,
-    /// The choice for a core: mechanism, cost of a switch, and reason. Measured once, as that
+    /// The choice for a core: mechanism, times of a switch, and reason. Measured once, as that
     /// occupies the core for a while.
     chosen: BTreeMap<usize, (Mechanism, SwitchTimes, String)>,
     /// Cores with an NF that cannot have a real-time class.

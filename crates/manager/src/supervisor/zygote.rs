@@ -269,10 +269,8 @@ impl Supervisor {
             let uid = service.user.as_ref().map(|u| u.uid);
             let Some(zygote) = &mut service.zygote else { return };
             let Some(connection) = &zygote.connection else { return };
-            let received = handshake::receive(connection.as_fd());
-            let report = received.and_then(|(message, fds)| Ok((ZygoteReport::decode(&message)?, fds)));
-            let (report, pidfd) = match report {
-                Ok((report, fds)) => (Ok(report), fds.into_iter().next()),
+            let (report, pidfd) = match handshake::receive(connection.as_fd()) {
+                Ok((message, fds)) => (ZygoteReport::decode(&message), fds.into_iter().next()),
                 Err(error) => (Err(error), None),
             };
             let event = match &report {
@@ -365,7 +363,8 @@ impl Supervisor {
 
     /// The otherwise unknown child of ours that a zygote knows by this number. With a keeper,
     /// zygotes are in a process namespace of their own, and report numbers of that namespace. The
-    /// keeper is 1 there, and no helper of this program was forked by a zygote. `hint` may be it.
+    /// keeper is 1 there, and no helper of this program was forked by a zygote. `hint` may be it,
+    /// and known already.
     fn child_that_is(&self, (inside, hint): (i32, Option<Pid>)) -> Option<Pid> {
         let inside = (inside > 1).then_some(inside)?;
         if !self.has_keeper() {
@@ -378,7 +377,7 @@ impl Supervisor {
             numbers.next().and_then(|number| number.parse().ok()) == Some(inside)
         };
         if let Some(pid) = hint.filter(is_it) {
-            return Some(pid).filter(|pid| !self.is_known(*pid));
+            return Some(pid);
         }
         let tasks = std::fs::read_dir("/proc/self/task").ok()?;
         let texts = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());

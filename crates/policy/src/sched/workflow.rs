@@ -368,18 +368,20 @@ impl Workflow {
     /// more than a switch, or if no other waits or could run lately.
     #[inline]
     fn foreseen(&self, at: usize, reading: Reading, now_ns: u64, rings: &impl Rings) -> Option<Why> {
+        let stop_ns = self.settings.stop_ns.min(self.settings.switch_ns) as f64;
+        let is_in_vain = self.turn.in_vain_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) < LOOK_NS);
+        if stop_ns == 0.0 || is_in_vain || now_ns < self.turn.began_ns + self.settings.switch_ns {
+            return None;
+        }
         let member = self.circle[at].member;
         // Of what it has read it may have returned all but a burst: it publishes late.
         let in_hand = reading.work.saturating_sub(reading.unread).min(member.near(&self.settings));
         let left = reading.unread.saturating_add(in_hand);
-        let (cost_ns, stop_ns) = (rings.cost_ns(member.nf), self.settings.stop_ns.min(self.settings.switch_ns) as f64);
-        let is_soon = stop_ns > 0.0
-            && cost_ns * f64::from(left.min(reading.room)) <= stop_ns
-            && cost_ns * f64::from(member.ring) >= 4.0 * stop_ns
-            && now_ns >= self.turn.began_ns + self.settings.switch_ns;
-        let is_in_vain = self.turn.in_vain_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) < LOOK_NS);
+        // An unknown cost is 0: then a ring is worth nothing.
+        let cost_ns = rings.cost_ns(member.nf);
+        let is_soon = cost_ns * f64::from(left.min(reading.room)) <= stop_ns && cost_ns * f64::from(member.ring) >= 4.0 * stop_ns;
         let is_wanted = || self.circle.iter().any(|entry| entry.waits_ns.is_some());
-        (is_soon && !is_in_vain && is_wanted()).then_some(if reading.room < left { Why::Full } else { Why::Empty })
+        (is_soon && is_wanted()).then_some(if reading.room < left { Why::Full } else { Why::Empty })
     }
 
     /// When the current turn is as long as a background turn.
