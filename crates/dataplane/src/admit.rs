@@ -13,7 +13,7 @@ use sluice_shm::descriptor::{Descriptor, flags};
 use crate::capture::DropPlace;
 use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
-use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, kind_of, owner, with_kind};
 use crate::hop::word_after;
 use crate::plane::Plane;
 use crate::trace::{Mark, TraceWhat};
@@ -383,7 +383,8 @@ impl Plane {
             Descriptor::put(descriptor, [packet.to_word(), Descriptor::with_flags(of_path, *flags)]);
         }
         let burst = &mut burst[..packets.len().min(BURST)];
-        if marked.is_none() && urgent == 0 {
+        let kinds = packet_flags.iter().take(burst.len()).fold(0, |all, flags| all | flags);
+        if marked.is_none() && urgent == 0 && kinds == 0 {
             let word = word_after(step, 0, 0, number);
             self.pass(path, 0, step, burst, |_| word);
         } else {
@@ -391,7 +392,7 @@ impl Plane {
         }
     }
 
-    /// As [`Self::start`], for a burst with a marked packet or urgent ones.
+    /// As [`Self::start`], for a burst with a marked packet, urgent ones, or some with flags.
     #[cold]
     fn enter_marked(
         &mut self,
@@ -405,8 +406,9 @@ impl Plane {
         // All words are complete before the first packet goes: an NF may return it at once, and
         // then another packet may own the word.
         let mut words = [word_after(step, 0, 0, number); BURST];
+        words.iter_mut().zip(&*burst).for_each(|(word, descriptor)| *word = with_kind(*word, descriptor.flags));
         if let Some((at, mark)) = marked {
-            words[at] = word_after(step, 0, mark, number);
+            words[at] |= word_after(step, 0, mark, number);
             let descriptor = &mut burst[at];
             self.entered_ns[descriptor.frame as usize].store(self.now_ns, Ordering::Relaxed);
             if let Some(observers) = self.observers.as_mut().filter(|_| mark & SAMPLED != 0) {
@@ -438,12 +440,13 @@ impl Plane {
         path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held))
     }
 
-    /// Continues packets that [`Plane::admit_onward`] let in at hop `from` of a path.
-    pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
+    /// Continues packets that [`Plane::admit_onward`] let in at hop `from` of a path. `kind` has
+    /// their flags FRAGMENT and NON_IP.
+    pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet], kind: u8) {
         self.counters(path).back.add(packets.len() as u64);
         self.show_back(path, from.wrapping_sub(1), packets);
         let step = path.step(from);
-        let word = word_after(step, from, 0, number);
+        let word = word_after(step, from, kind_of(kind), number);
         let mut burst = [Descriptor::default(); BURST];
         for (packet, descriptor) in packets.iter().zip(&mut burst) {
             *descriptor = Descriptor {
@@ -452,6 +455,7 @@ impl Plane {
                 len: packet.len,
                 chain: path.chain.number,
                 ingress: path.ingress,
+                flags: kind,
                 ..Default::default()
             };
         }

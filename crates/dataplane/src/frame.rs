@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
-pub use sluice_ownership::{DETOUR, DETOURS, FrameTable, Held, SAMPLED, TRACED, URGENT, owner};
+pub use sluice_ownership::{DETOUR, DETOURS, FrameTable, Held, MARKS, SAMPLED, TRACED, URGENT, kind_of, owner, with_kind};
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 pub use sluice_shm::arena::Packet;

@@ -31,7 +31,7 @@ use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::{self, FlowKey, SHORT};
 use crate::end::{Drain, Starts};
-use crate::frame::{self, CopyPlace, DETOUR, DETOURS, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, DETOUR, Held, InFrame, MARKS, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, Violation};
 use crate::mark;
 use crate::observers;
@@ -84,7 +84,7 @@ impl Plane {
                 continue;
             };
             let hop = held.hop as usize;
-            if first.verdict != 0 || held.flags & !DETOURS != 0 || !geometry.contains(first.frame, first.offset, first.len) {
+            if first.verdict != 0 || held.flags & MARKS != 0 || !geometry.contains(first.frame, first.offset, first.len) {
                 if let Some(violation) = self.special(registry, handle, path, held, first) {
                     (forged, what) = (forged + 1, violation);
                 }
@@ -108,7 +108,7 @@ impl Plane {
                 descriptor.chain = path.chain.number;
                 descriptor.arg = 0;
                 descriptor.ingress = path.ingress;
-                descriptor.flags = 0;
+                descriptor.flags = held.kind();
                 i += 1;
                 if i == n {
                     break;
@@ -152,12 +152,10 @@ impl Plane {
             self.record_parts(handle, held, descriptor);
         }
         self.record_hop(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
-        let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
-            Verdict::from_raw(descriptor.verdict)
-        } else {
-            None
-        };
-        let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: 0, ingress: path.ingress, ..descriptor };
+        let is_inside = self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len);
+        let verdict = if is_inside { Verdict::from_raw(descriptor.verdict) } else { None };
+        let (chain, ingress) = (path.chain.number, path.ingress);
+        let clean = Descriptor { chain, verdict: 0, flags: held.kind(), arg: 0, ingress, ..descriptor };
         let sent = match verdict {
             Some(Verdict::ToPort) if self.is_open(descriptor.arg) => {
                 self.tables.may_send(handle.service, chain::VerdictTarget::Port(descriptor.arg))
@@ -192,7 +190,6 @@ impl Plane {
             }
             None => {
                 let packet = clean.packet();
-                let is_inside = self.frames.arena().geometry().contains(packet.frame, packet.offset, packet.len);
                 let packet = if is_inside { packet } else { self.as_received(packet.frame) };
                 self.lose(path, held, hop, packet, DropReason::Violation);
                 return Some(Violation::Descriptor);
@@ -235,7 +232,7 @@ impl Plane {
         match step {
             NextHop::Nf(nf) => {
                 self.record_hop(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
-                descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
+                descriptor.flags = held.kind() | if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
             }
             NextHop::Port(port) => {
                 self.record_hop(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
@@ -279,8 +276,8 @@ impl Plane {
 
     /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
     /// its chain's egress port. Unshared instances are assigned only where flows are steered. NFs
-    /// that send a packet to each other keep it no longer than [`DETOURS`] can count. What comes
-    /// out of a foreign program is a new packet.
+    /// that send a packet to each other keep it no longer than
+    /// [`DETOURS`](frame::DETOURS) can count. What comes out of a foreign program is a new packet.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let Some(flags) = held.flags.checked_add(DETOUR) else {

@@ -20,7 +20,7 @@ use crate::capture::Point;
 #[cfg(doc)]
 use crate::chain::Member;
 use crate::chain::{DropReason, NextHop, Path, PathRegistry};
-use crate::frame::Held;
+use crate::frame::{Held, MARKS};
 use crate::handle::{NfHandle, StopReason};
 use crate::hop::word_after;
 use crate::observers;
@@ -76,7 +76,7 @@ impl Plane {
         let geometry = self.frames.arena().geometry();
         let is_plain = |descriptor: &Descriptor, word: u64| {
             let Descriptor { frame, offset, len, verdict, .. } = *descriptor;
-            verdict == 0 && Held::unpack(word).flags == 0 && geometry.contains(frame, offset, len)
+            verdict == 0 && Held::unpack(word).flags & MARKS == 0 && geometry.contains(frame, offset, len)
         };
         let step = path.step(hop + 1);
         let (mut i, mut special) = (0, None);
@@ -104,7 +104,8 @@ impl Plane {
                 // A packet for a port gets its last word here: a device may free it.
                 burst[start..i].iter().for_each(|descriptor| self.table.free(descriptor.frame));
             }
-            let next = word_after(step, hop + 1, 0, Held::unpack(word).path);
+            let held = Held::unpack(word);
+            let next = word_after(step, hop + 1, held.flags, held.path);
             self.pass_back(path, hop, step, &burst[start..i], next);
         }
     }

@@ -6,6 +6,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::chain::DropReason;
 use crate::classify::key::LONG;
+use crate::frame::kind_of;
 
 /// One hop of a traced packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +86,13 @@ pub struct Mark {
     pub path: u32,
     /// Entry time, in nanoseconds.
     pub entered_ns: u64,
+}
+
+impl Mark {
+    /// The marks, for a packet whose descriptor has these flags: FRAGMENT and NON_IP.
+    pub fn of_kind(self, flags: u8) -> Self {
+        Self { flags: self.flags | kind_of(flags), ..self }
+    }
 }
 
 /// A filter of packets by their bytes.

@@ -39,8 +39,21 @@ enum Lead {
     Unknown,
     /// It belongs to no chain.
     Stray,
-    /// The path, or the reason to drop it.
-    Decided(Decision),
+    /// The path, or the reason to drop it; and the descriptor's flags FRAGMENT and NON_IP.
+    Decided(Decision, u8),
+}
+
+impl Lead {
+    const NF_DOWN: Self = Self::Decided(Decision::Drop(Refusal::NfDown), 0);
+
+    /// Number of the path, and the descriptor's flags.
+    fn path_and_kind(self) -> (Option<u32>, u8) {
+        match self {
+            Self::Decided(Decision::Path(number), kind) => (Some(number), kind),
+            Self::Decided(_, kind) => (None, kind),
+            Self::Unknown | Self::Stray => (None, 0),
+        }
+    }
 }
 
 /// A chain's pass through the program.
@@ -221,7 +234,7 @@ impl ForeignHop {
             let lead = wire.leads[first];
             let end = (first + 1..wire.to).find(|at| wire.leads[*at] != lead).unwrap_or(wire.to);
             let n = end - first;
-            let number = if let Lead::Decided(Decision::Path(number)) = lead { Some(number) } else { None };
+            let (number, kind) = lead.path_and_kind();
             let path = number.and_then(|number| registry.get(number));
             if number.is_some() && !relead && path.is_none_or(Path::has_ended) {
                 // The path has ended since it was found.
@@ -231,7 +244,7 @@ impl ForeignHop {
             }
             let way = path.filter(|path| !path.refuses()).and_then(|path| Some((path, self.position(plane, path, side)?)));
             let (Some(number), Some((path, hop))) = (number, way) else {
-                let lead = if path.is_some_and(Path::refuses) { Lead::Decided(Decision::Drop(Refusal::NfDown)) } else { lead };
+                let lead = if path.is_some_and(Path::refuses) { Lead::NF_DOWN } else { lead };
                 self.refuse(plane, lead, side, first, end);
                 continue;
             };
@@ -244,10 +257,10 @@ impl ForeignHop {
                     let marked = (at..first + m).find(|at| wire.marks[*at].flags != 0);
                     let until = marked.unwrap_or(first + m);
                     if at < until {
-                        plane.onward(path, number, hop + 1, &wire.packets[at..until]);
+                        plane.onward(path, number, hop + 1, &wire.packets[at..until], kind);
                     }
                     if let Some(at) = marked {
-                        plane.onward_marked(path, number, hop + 1, wire.packets[at], wire.marks[at], nf);
+                        plane.onward_marked(path, number, hop + 1, wire.packets[at], wire.marks[at].of_kind(kind), nf);
                     }
                     at = until + 1;
                 }
@@ -338,7 +351,7 @@ impl ForeignHop {
         let now_ms = plane.now_ns / 1_000_000;
         let known = self.flows.lookup(&key, hash, now_ms);
         if let Some(known) = known.filter(|known| known.generation == plane.generation && registry.holds(known.decision)) {
-            return Lead::Decided(known.decision.unpack());
+            return Lead::Decided(known.decision.unpack(), key.flags());
         }
         let mut candidates = self.visits.iter().enumerate().filter(|(_, visit)| visit.out == side);
         let at = match (candidates.next(), candidates.next()) {
@@ -362,7 +375,7 @@ impl ForeignHop {
             let known = Known { decision: decision.into(), generation: plane.generation, note: 0 };
             self.flows.insert(&key, hash, known, now_ms);
         }
-        Lead::Decided(decision)
+        Lead::Decided(decision, key.flags())
     }
 
     /// The chain of a packet that came out at a side, of several: the one that its flow went in by,
@@ -391,7 +404,7 @@ impl ForeignHop {
     fn refuse(&mut self, plane: &mut Plane, lead: Lead, side: usize, from: usize, to: usize) {
         let n = (to - from) as u64;
         match lead {
-            Lead::Decided(Decision::Drop(why @ (Refusal::NfDown | Refusal::NoPath))) => plane.refused[why as usize].add(n),
+            Lead::Decided(Decision::Drop(why @ (Refusal::NfDown | Refusal::NoPath)), _) => plane.refused[why as usize].add(n),
             _ => self.counters.api.strays.add(n),
         }
         let wire = &mut self.wires[side];
@@ -465,7 +478,7 @@ impl ForeignHop {
                     break;
                 }
                 packets[n] = Packet { frame: d.frame, offset: d.offset, len: d.len };
-                is_marked |= this.flags != 0;
+                is_marked |= this.flags & (SAMPLED | TRACED) != 0;
                 n += 1;
             }
             let (Some(path), hop) = (registry.get(of_first.path), of_first.hop as usize) else {

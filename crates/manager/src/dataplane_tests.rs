@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
-use sluice_shm::descriptor::{Descriptor, Verdict};
+use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 use sluice_shm::page::Attached;
 
 use super::*;
@@ -289,6 +289,27 @@ fn every_verdict_is_carried_out() {
     assert_eq!(rig.dropped(DropReason::NoSuchPort), 1);
     wait_for("all frames", || rig.is_empty());
     assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
+}
+
+#[test]
+fn each_nf_gets_the_kind_of_each_packet() {
+    let rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    let (mut arp, mut fragment) = (udp(1, 0), udp(1, 1));
+    arp[12..14].copy_from_slice(&[8, 6]);
+    fragment[20] |= 0x20;
+    let wanted = [0, 0, flags::NON_IP, flags::FRAGMENT, flags::FRAGMENT, flags::NON_IP];
+    rig.put([udp(1, 2), udp(1, 3), arp.clone(), fragment.clone(), fragment, arp]);
+    for (verdict, mut nf) in [(Verdict::ToService, rig.nf(0)), (Verdict::Next, rig.nf(1))] {
+        let mut packets: Vec<Descriptor> = (0..wanted.len()).map(|_| read(&mut nf)).collect();
+        assert_eq!(packets.iter().map(|packet| packet.flags).collect::<Vec<_>>(), wanted);
+        assert!(packets.iter().all(|packet| (packet.arg, packet.verdict, packet.chain, packet.ingress) == (0, 0, 0, 0)));
+        // What an NF says of them does not count. The last one goes to the second NF by a verdict.
+        packets.iter_mut().for_each(|packet| (packet.flags, packet.chain, packet.ingress) = (!packet.flags, 99, 99));
+        (packets[5].verdict, packets[5].arg) = (verdict as u8, 1);
+        nf.tx.enqueue(&packets).unwrap();
+    }
+    wait_for("the packets", || rig.wire.written.lock().unwrap().len() == wanted.len());
+    wait_for("all frames", || rig.is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use sluice_shm::BURST;
-use sluice_shm::descriptor::Descriptor;
+use sluice_shm::descriptor::{Descriptor, flags};
 use sluice_shm::ring::{Producer, WildCursor};
 
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -26,7 +26,7 @@ pub struct Held {
     pub owner: u16,
     /// The hop of the path at which the packet is.
     pub hop: u8,
-    /// [`SAMPLED`], [`TRACED`], [`URGENT`], [`DETOURS`].
+    /// [`SAMPLED`], [`TRACED`], [`URGENT`], [`KINDS`], [`DETOURS`].
     pub flags: u8,
     /// Number of its path.
     pub path: u32,
@@ -38,16 +38,29 @@ pub const SAMPLED: u8 = 1;
 pub const TRACED: u8 = 2;
 /// NFs are woken for this packet, whatever their threshold.
 pub const URGENT: u8 = 4;
+/// Any of the three: the packet takes the careful way.
+pub const MARKS: u8 = SAMPLED | TRACED | URGENT;
+/// What the descriptor's flags FRAGMENT and NON_IP were when the packet came in.
+pub const KINDS: u8 = 0x18;
 /// How often NFs have sent the packet to a service by a verdict: one is [`DETOUR`].
-pub const DETOURS: u8 = 0xf0;
+pub const DETOURS: u8 = 0xe0;
 /// See [`DETOURS`].
-pub const DETOUR: u8 = 0x10;
+pub const DETOUR: u8 = 0x20;
+
+const KINDS_SHIFT: u32 = 2;
+const _: () = assert!((flags::FRAGMENT | flags::NON_IP) << KINDS_SHIFT == KINDS && MARKS ^ KINDS ^ DETOURS == u8::MAX);
 
 impl Held {
     /// Packs it into one word.
     #[inline(always)]
     pub fn pack(self) -> u64 {
         u64::from(self.path) | u64::from(self.owner) << 32 | u64::from(self.hop) << 48 | u64::from(self.flags) << 56
+    }
+
+    /// The descriptor's flags of its packet: FRAGMENT and NON_IP.
+    #[inline(always)]
+    pub fn kind(self) -> u8 {
+        (self.flags & KINDS) >> KINDS_SHIFT
     }
 
     /// Unpacks one word.
@@ -59,6 +72,18 @@ impl Held {
 
 /// The word of a frame that no NF has.
 const NOBODYS: u64 = 0;
+
+/// The [`KINDS`] of a descriptor's flags FRAGMENT and NON_IP.
+#[inline(always)]
+pub fn kind_of(flags: u8) -> u8 {
+    flags << KINDS_SHIFT & KINDS
+}
+
+/// A word with the [`KINDS`] of a descriptor's flags. One that names no NF stays as it is.
+#[inline(always)]
+pub fn with_kind(word: u64, flags: u8) -> u64 {
+    if word == NOBODYS { NOBODYS } else { word | u64::from(kind_of(flags)) << 56 }
+}
 
 /// The word of a claimed frame until the next NF gets it. It keeps the path, which is not freed
 /// while a frame names it.
@@ -325,6 +350,10 @@ mod tests {
     fn words_keep_what_is_held() {
         let held = Held { owner: 0xabcd, hop: 7, flags: SAMPLED | TRACED, path: 0xdead_beef };
         assert_eq!(Held::unpack(held.pack()), held);
+        for kind in [0, flags::FRAGMENT, flags::NON_IP] {
+            let word = with_kind(held.pack(), kind);
+            assert_eq!((Held::unpack(word).kind(), word & held.pack(), with_kind(0, kind)), (kind, held.pack(), 0));
+        }
     }
 
     #[test]

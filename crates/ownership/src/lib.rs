@@ -32,4 +32,6 @@ mod sync;
 #[cfg(all(test, loom))]
 mod model;
 
-pub use frames::{DETOUR, DETOURS, FrameTable, Held, Moves, Moving, SAMPLED, TRACED, URGENT, in_hand, owner};
+pub use frames::{
+    DETOUR, DETOURS, FrameTable, Held, KINDS, MARKS, Moves, Moving, SAMPLED, TRACED, URGENT, in_hand, kind_of, owner, with_kind,
+};
