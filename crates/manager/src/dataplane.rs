@@ -374,7 +374,7 @@ impl DataPlane {
                 rx: Rx {
                     registry: registry.clone(),
                     classifier: Classifier::new(if roles.rx { flows } else { 1 }, seed),
-                    clock: clock.clone(),
+                    clock,
                     chains: rx.iter().find(|rx| rx.thread == index).and_then(|rx| chooser(*rx)),
                     instances: None,
                 },

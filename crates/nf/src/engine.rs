@@ -18,6 +18,7 @@
 //! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice
 //! (SIGCOMM 2017), section 3.2.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -113,7 +114,8 @@ impl Engine {
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots, welcome.hands_over)?));
         let poll = welcome.poll;
         let shared: &'static Page = Box::leak(Box::new(page.clone()));
-        let place = Place { core, slot: welcome.slot, poll, page: shared };
+        let clock = Cell::new(Clock::with_scale(welcome.clock_scale));
+        let place = Place { core, slot: welcome.slot, poll, page: shared, clock };
         let context = Context { page: Some(page.clone()), ..Context::of(&welcome) };
         pin(context.core);
         doorbell::look_for_more();
@@ -121,20 +123,12 @@ impl Engine {
             signals::install([shared.doorbell(), core.doorbell(welcome.slot)]);
         }
         gate::prepare(&page, &socket, poll, options.signals);
-        let clock = Clock::with_scale(welcome.clock_scale);
-        Ok((Self::new(arena, rx, tx, place, u64::from(welcome.linger_ns), socket, clock), context))
+        Ok((Self::new(arena, rx, tx, place, u64::from(welcome.linger_ns), socket), context))
     }
 
-    pub(crate) fn new(
-        arena: Arena,
-        rx: Vec<Consumer>,
-        tx: Producer,
-        place: Place,
-        linger_ns: u64,
-        socket: OwnedFd,
-        clock: Clock,
-    ) -> Self {
-        let Place { core, slot, poll, page } = place;
+    pub(crate) fn new(arena: Arena, rx: Vec<Consumer>, tx: Producer, place: Place, linger_ns: u64, socket: OwnedFd) -> Self {
+        let Place { core, slot, poll, page, ref clock } = place;
+        let clock = clock.get();
         let taken = rx.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.cursor()));
         let now = clock.now_ns();
         Self {
@@ -506,6 +500,7 @@ impl Engine {
     /// Checks the manager's socket, and corrects the clock's drift, once a second.
     fn look_at_socket(&mut self) -> Result<(), NfError> {
         self.clock.resync();
+        self.sleeper.set_clock(self.clock);
         self.socket_at = self.now_ns() + SOCKET_NS;
         if gate::is_gone(self.socket.as_fd()) { Err(NfError::ManagerGone) } else { Ok(()) }
     }

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use sluice_shm::clock::monotonic_ns;
+use sluice_shm::clock::{Clock, monotonic_ns};
 use sluice_shm::core_page::CorePage;
 use sluice_shm::doorbell;
 use sluice_shm::page::{Control, Counter, Page, asleep};
@@ -62,6 +62,9 @@ pub(crate) struct Place {
     pub(crate) poll: bool,
     /// Leaked, as the core page: a signal handler may ring its doorbell at any time.
     pub(crate) page: &'static Page,
+    /// The engine's. Each page of memory that a turn need not touch counts where many NFs share a
+    /// core: the kernel's clock is read by way of three.
+    pub(crate) clock: Cell<Clock>,
 }
 
 /// The doorbells that a sleeping NF waits for, each with its value before the check for work. That
@@ -72,13 +75,14 @@ pub(crate) struct Place {
 pub(crate) struct Doorbells {
     pub(crate) first: doorbell::Expected<'static>,
     pub(crate) second: Option<doorbell::Expected<'static>>,
+    pub(crate) clock: Clock,
 }
 
 impl Doorbells {
     /// Sleeps until one of them is rung.
     pub(crate) fn wait(&self, timeout: Duration) {
         match self.second {
-            Some(second) => doorbell::wait_for_either(self.first, second, Some(timeout)),
+            Some(second) => doorbell::wait_for_either(self.first, second, Some(timeout), self.clock.now_ns()),
             None => doorbell::wait(self.first.0, self.first.1, Some(timeout)),
         }
     }
@@ -91,6 +95,11 @@ impl Doorbells {
 }
 
 impl Place {
+    /// Now, in nanoseconds of the monotonic clock.
+    fn now_ns(&self) -> u64 {
+        self.clock.get().now_ns()
+    }
+
     /// Whether this NF currently takes part in the hand-over.
     fn takes_turns(&self) -> bool {
         self.could_take_turns() && !self.is_alone()
@@ -112,8 +121,9 @@ impl Place {
         self.page.control(Control::Guarded).load(Ordering::Relaxed) != 0
     }
 
-    /// Sleeps by `wait`, with the bits `says` in its page. True if it handed the core over.
-    fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Doorbells)) -> bool {
+    /// Sleeps by `wait`, with the bits `says` in its page. True if it handed the core over. `turn`
+    /// is as for [`CorePage::sleep_by`].
+    fn sleep(&self, says: u32, turn: Option<u64>, has_work: impl FnMut() -> bool, wait: impl FnOnce(Doorbells)) -> bool {
         let page = self.page;
         // Acquire: as for the doorbell on the core page.
         let own = (page.doorbell(), page.doorbell().load(Ordering::Acquire));
@@ -124,11 +134,11 @@ impl Place {
         // Relaxed: the fence in sleep_by() separates this word from the check for work.
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
         let core = self.core;
-        let handed_over = core.sleep_by(self.slot, in_turns, has_work, |_, seen| {
-            let shared = (core.doorbell(self.slot), seen);
+        let handed_over = core.sleep_by(self.slot, turn, has_work, |_, seen| {
+            let (shared, clock) = ((core.doorbell(self.slot), seen), self.clock.get());
             wait(match (hears_neighbours, hears_manager) {
-                (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own) },
-                (false, _) => Doorbells { first: own, second: None },
+                (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own), clock },
+                (false, _) => Doorbells { first: own, second: None, clock },
             });
         });
         page.asleep().store(0, Ordering::Relaxed);
@@ -138,10 +148,15 @@ impl Place {
 
 impl Sleeper {
     pub(crate) fn new(place: Place) -> Rc<Self> {
-        let now = monotonic_ns();
+        let now = place.now_ns();
         let sleeper = Rc::new(Self { place: Some(place), ran_since: Cell::new(now), run_until: Cell::new(now), ..Self::default() });
         HERE.set(Rc::downgrade(&sleeper));
         sleeper
+    }
+
+    /// Sets the clock, which has been corrected.
+    pub(crate) fn set_clock(&self, clock: Clock) {
+        self.place.iter().for_each(|place| place.clock.set(clock));
     }
 
     /// The sleeper of this thread's NF; one without a place if it has not attached.
@@ -186,16 +201,16 @@ impl Sleeper {
     }
 
     /// Pays for the NF's time on the core, sleeps by `sleep`, and notes the time of waking.
-    fn turn<T>(&self, place: &Place, sleep: impl FnOnce(bool) -> T) -> T {
+    fn turn<T>(&self, place: &Place, sleep: impl FnOnce(Option<u64>) -> T) -> T {
         if !place.could_take_turns() {
-            return sleep(false);
+            return sleep(None);
         }
-        let in_turns = place.takes_turns();
-        if in_turns {
-            place.core.pay(place.slot, monotonic_ns().saturating_sub(self.ran_since.get()));
+        let turn = place.takes_turns().then(|| place.now_ns());
+        if let Some(now) = turn {
+            place.core.pay(place.slot, now.saturating_sub(self.ran_since.get()));
         }
-        let slept = sleep(in_turns);
-        let now = monotonic_ns();
+        let slept = sleep(turn);
+        let now = place.now_ns();
         self.ran_since.set(now);
         let budget_until = now + u64::try_from(place.core.budget(place.slot)).unwrap_or(0);
         let look = if place.core.has_favoured() { now + PRECEDENCE_NS } else { u64::MAX };
@@ -259,11 +274,11 @@ impl Sleeper {
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
-            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |doorbells| doorbells.wait(timeout)));
+            return self.turn(place, |turn| place.sleep(0, turn, has_work, |doorbells| doorbells.wait(timeout)));
         };
         let timeout = timeout.min(storage.longest_sleep());
-        self.turn(place, |in_turns| {
-            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |doorbells| storage.wait(doorbells, timeout))
+        self.turn(place, |turn| {
+            place.sleep(0, turn, || has_work() || storage.has_completions(), |doorbells| storage.wait(doorbells, timeout))
         })
     }
 
@@ -276,8 +291,8 @@ impl Sleeper {
         // Packets do not wake it; a completion does.
         let suspended = place.core.suspended(place.slot);
         suspended.store(1, Ordering::Relaxed);
-        let handed_over = self.turn(place, |in_turns| {
-            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |doorbells| storage.wait(doorbells, SUSPENDED))
+        let handed_over = self.turn(place, |turn| {
+            place.sleep(asleep::SUSPENDED, turn, || storage.has_completions(), |doorbells| storage.wait(doorbells, SUSPENDED))
         });
         suspended.store(0, Ordering::Relaxed);
         if handed_over {
@@ -314,7 +329,7 @@ mod tests {
 
     fn sleeper(core: &'static CorePage, poll: bool) -> Rc<Sleeper> {
         let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
-        Sleeper::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())) })
+        Sleeper::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())), clock: Clock::kernel().into() })
     }
 
     /// Sets the packets of the other NF on the core.
@@ -503,7 +518,7 @@ mod tests {
             })
             .collect();
         let sleeper = std::thread::spawn(move || {
-            let sleeper = Sleeper::new(Place { core, slot: ME, poll: false, page });
+            let sleeper = Sleeper::new(Place { core, slot: ME, poll: false, page, clock: Clock::kernel().into() });
             sleeper.sleep(Duration::from_secs(3600), || false);
         });
         while page.asleep().load(Ordering::Acquire) & asleep::HEARS == 0 {

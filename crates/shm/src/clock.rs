@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 const SHIFT: u32 = 32;
 
 /// Converts counter readings to nanoseconds.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Clock {
     base_ticks: u64,
     base_ns: u64,
@@ -52,7 +52,7 @@ impl Clock {
     /// Calibrates against the kernel's clock, which takes 2 ms. `resync` refines it later.
     pub fn new() -> Self {
         if !counter_is_invariant() {
-            return Self { base_ticks: 0, base_ns: 0, scale: 0 };
+            return Self::kernel();
         }
         let (t0, n0) = Self::pair();
         while monotonic_ns() - n0 < 2_000_000 {
@@ -60,6 +60,11 @@ impl Clock {
         }
         let (t1, n1) = Self::pair();
         Self { base_ticks: t1, base_ns: n1, scale: Self::scale(t1 - t0, n1 - n0) }
+    }
+
+    /// The kernel's clock.
+    pub fn kernel() -> Self {
+        Self { base_ticks: 0, base_ns: 0, scale: 0 }
     }
 
     /// A clock with a scale that `scale_raw` returned, for a process that must start at once.

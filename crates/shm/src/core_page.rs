@@ -621,16 +621,17 @@ impl CorePage {
     /// "asleep". One of the two sees the other, as the manager polls: a store of ours that it
     /// missed in one round it sees in the next.
     pub fn sleep(&self, me: u32, timeout: Option<std::time::Duration>, has_work: impl FnMut() -> bool) -> bool {
-        self.sleep_by(me, self.hands_over(), has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
+        let turn = self.hands_over().then(monotonic_ns);
+        self.sleep_by(me, turn, has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
     }
 
     /// As [`sleep`](Self::sleep), for an NF that waits for more than its doorbell: `wait` returns
     /// when the doorbell's value differs from the given one, on any other event, or without cause.
-    /// Without `in_turns` it starts no NF.
+    /// `turn` is the time, in nanoseconds of the monotonic clock; without it, it starts no NF.
     pub fn sleep_by(
         &self,
         me: u32,
-        in_turns: bool,
+        turn: Option<u64>,
         mut has_work: impl FnMut() -> bool,
         wait: impl FnOnce(&AtomicU32, u32),
     ) -> bool {
@@ -641,17 +642,18 @@ impl CorePage {
         fence(Ordering::SeqCst);
         if has_work() {
             self.asleep(me).store(0, Ordering::Relaxed);
-            if in_turns {
+            if turn.is_some() {
                 // Takes a free core. Another NF that has it gives it away later.
                 let _ = self.running().compare_exchange(0, me + 1, Ordering::AcqRel, Ordering::Relaxed);
             }
             return false;
         }
-        let handed_over = if in_turns {
-            self.hand_over(me)
-        } else {
-            self.give_up(me);
-            false
+        let handed_over = match turn {
+            Some(now_ns) => self.hand_over_at(me, now_ns),
+            None => {
+                self.give_up(me);
+                false
+            }
         };
         // The page is not asked whether we still sleep: every waker changes the doorbell.
         wait(self.doorbell(me), seen);
@@ -993,7 +995,7 @@ mod tests {
         post(&page, 1, 5);
         page.running().store(3, Ordering::Relaxed);
         assert!(!page.hand_over(0));
-        page.sleep_by(0, true, || true, |_, _| panic!("work came"));
+        page.sleep_by(0, Some(0), || true, |_, _| panic!("work came"));
         assert_eq!(page.running().load(Ordering::Relaxed), 3);
         assert_eq!(page.asleep(1).load(Ordering::Relaxed), 1, "nobody was started");
         page.give_up(0);
@@ -1002,7 +1004,7 @@ mod tests {
         page.release(2);
         assert_eq!(page.running().load(Ordering::Relaxed), 0);
         // No NF had the core: the one that finds packets takes it.
-        page.sleep_by(0, true, || true, |_, _| panic!("work came"));
+        page.sleep_by(0, Some(0), || true, |_, _| panic!("work came"));
         assert_eq!(page.running().load(Ordering::Relaxed), 1);
     }
 
@@ -1018,7 +1020,7 @@ mod tests {
         // One outside the hand-over starts no NF.
         page.asleep(2).store(1, Ordering::Relaxed);
         page.running().store(2, Ordering::Relaxed);
-        assert!(!page.sleep_by(1, false, || false, |_, _| {}));
+        assert!(!page.sleep_by(1, None, || false, |_, _| {}));
         assert_eq!((page.running().load(Ordering::Relaxed), page.asleep(2).load(Ordering::Relaxed)), (0, 1));
     }
 

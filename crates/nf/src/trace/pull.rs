@@ -15,6 +15,7 @@
 //! the machine's. The kernel's writes (a read of the storage) are not followed. Such an NF cannot
 //! hand packets on to another traced NF.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -111,12 +112,13 @@ pub(crate) fn attach(traffic: Result<TracedTraffic, String>) -> Result<(Engine, 
     let layout = RegionLayout::new(1, BURST as u32).expect("the constants are within the limits");
     let page = Region::create(layout).map_err(|e| none(&e))?.page;
     let (_memory, core) = CorePage::create(1, false).map_err(|e| none(&e))?;
-    let place = Place { core: Box::leak(Box::new(core)), slot: 0, poll: true, page: Box::leak(Box::new(page)) };
+    let (core, page, clock) = (Box::leak(Box::new(core)), Box::leak(Box::new(page)), Cell::new(Clock::new()));
+    let place = Place { core, slot: 0, poll: true, page, clock };
     let (socket, peer) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(|e| none(&e))?;
     // A burst is posted only if none waits.
     let ((to_nf, rx), (tx, from_nf)) = (ring::private(BURST as u32), ring::private(FRAMES));
-    let engine = Engine::new(arena, vec![rx], tx, place, 0, socket, Clock::new());
+    let engine = Engine::new(arena, vec![rx], tx, place, 0, socket);
     let free = (0..FRAMES).rev().collect();
     let feed = Feed { source: PacketSource::new(traffic), rx: to_nf, tx: from_nf, free, given: Instant::now(), _peer: peer };
     IS_TRACED.store(true, Relaxed);
