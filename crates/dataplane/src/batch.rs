@@ -6,12 +6,14 @@ use sluice_api::config::Overload;
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 
+use crate::ahead;
 use crate::capture::{Point, Sight};
 use crate::chain::{PathRegistry, Tables};
 use crate::classify::key::FlowKey;
 use crate::decision::Packed;
 use crate::frame::{CopyPlace, FrameCache, Packet};
 use crate::observers::Observers;
+use crate::plane::Plane;
 use crate::queue::{PortQueue, QueueCounters};
 use crate::steer::Wanted;
 
@@ -139,6 +141,8 @@ struct Gathering {
     spare: Box<Batch>,
     groups: Box<Groups>,
     bursts: usize,
+    /// Whether the packets held alternate between paths.
+    is_mixed: bool,
     /// Reads left to skip gathering for, because the last one was not worth it.
     ungathered: u32,
 }
@@ -158,7 +162,7 @@ impl OwnedQueue {
             waits: overload == Overload::Wait,
             memory: 0,
             batch: Box::default(),
-            gathering: Gathering { spare: Box::default(), groups: Box::default(), bursts: 1, ungathered: 0 },
+            gathering: Gathering { spare: Box::default(), groups: Box::default(), bursts: 1, is_mixed: false, ungathered: 0 },
             has_urgent: false,
             waiting: Box::new([Default::default(); VECTOR]),
             traces_some: false,
@@ -174,6 +178,18 @@ impl OwnedQueue {
     #[inline(always)]
     pub(crate) fn bursts(&self) -> usize {
         if self.waits { 1 } else { self.gathering.bursts }
+    }
+
+    /// [Fetches](Plane::fetch_ahead) what the next packets held will touch, if they go to many
+    /// paths and it was done only for those before `fetched`. Returns up to where it is done.
+    #[inline(always)]
+    pub(crate) fn fetch_ahead(&self, plane: &Plane, registry: &PathRegistry, fetched: usize) -> usize {
+        if !self.gathering.is_mixed || self.from < fetched {
+            return fetched;
+        }
+        let to = self.to.min(self.from + BURST);
+        plane.fetch_ahead(registry, &self.batch.decisions[self.from..to]);
+        to
     }
 
     /// Shows the packets that it has just read to the captures.
@@ -223,12 +239,17 @@ const ENOUGH: (usize, usize) = (16, 8);
 
 /// Groups packets by path, keeping their order within a path, so that each NF is posted to once.
 /// Where flows alternate, posting is most of a packet's cost here. Packets of different paths
-/// change places. The outcome sets how many bursts are read next.
+/// change places. The outcome sets how many bursts are read next. Packets that wait are left as
+/// they came.
 #[inline]
 pub(crate) fn gather(owned: &mut OwnedQueue) {
     let (from, to) = (owned.from, owned.to);
-    let gathering = &mut owned.gathering;
     let runs = owned.batch.decisions[from..to].windows(2).filter(|pair| pair[0] != pair[1]).count();
+    owned.gathering.is_mixed = runs >= ahead::MANY;
+    if owned.waits {
+        return;
+    }
+    let gathering = &mut owned.gathering;
     if runs < 2 {
         gathering.bursts = 1;
         return;

@@ -1,5 +1,6 @@
 //! One NF process, as the packet threads and the supervisor share it.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
@@ -162,21 +163,15 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// One NF process. A restart makes a new handle.
+/// What packet threads read of an NF for each run of packets: one cache line.
 #[derive(Debug)]
-pub struct NfHandle {
-    /// Its number, also the owner of its frames.
-    pub number: u16,
-    /// Its name, `SERVICE.i`.
-    pub name: String,
-    /// Number of its service.
-    pub service: u16,
-    /// Its processor.
-    pub core: usize,
-    /// Whether it never sleeps.
-    pub poll: bool,
-    /// Its page and rings.
-    pub region: Region,
+#[repr(align(64))]
+pub struct Hot {
+    /// Packets let in at an entry that have not passed it yet. Belongs to the NF's number: packets
+    /// let in before a restart pass the new process or are dropped, and are counted off.
+    pub in_flight: Arc<InFlight>,
+    /// Counters, by manager thread.
+    pub counters: Box<[NfCounters]>,
     /// The page of its core (and tenant).
     pub core_page: CorePage,
     /// Its slot there.
@@ -184,9 +179,36 @@ pub struct NfHandle {
     /// Most packets that may be on their way to it: the capacity of its ring. Threads that let
     /// packets in at once never exceed it ([`InFlight`]), so no slot is kept back for them.
     pub limit: u32,
-    /// Packets let in at an entry that have not passed it yet. Belongs to the NF's number: packets
-    /// let in before a restart pass the new process or are dropped, and are counted off.
-    pub in_flight: Arc<InFlight>,
+    /// Its number, also the owner of its frames.
+    pub number: u16,
+    /// Whether it never sleeps.
+    pub poll: bool,
+}
+
+const _: () = assert!(size_of::<Hot>() == 64);
+
+impl Deref for NfHandle {
+    type Target = Hot;
+
+    #[inline(always)]
+    fn deref(&self) -> &Hot {
+        &self.hot
+    }
+}
+
+/// One NF process. A restart makes a new handle.
+#[derive(Debug)]
+pub struct NfHandle {
+    /// What packet threads read for each run of packets.
+    pub hot: Hot,
+    /// Its name, `SERVICE.i`.
+    pub name: String,
+    /// Number of its service.
+    pub service: u16,
+    /// Its processor.
+    pub core: usize,
+    /// Its page and rings.
+    pub region: Region,
     /// Whether it may be given packets.
     pub alive: AtomicBool,
     /// Violations so far.
@@ -200,8 +222,6 @@ pub struct NfHandle {
     pub waker: OnceLock<Arc<Waker>>,
     /// When it returned its first packet, in monotonic nanoseconds; 0: not yet.
     pub first_return_ns: AtomicU64,
-    /// Counters, by manager thread.
-    pub counters: Box<[NfCounters]>,
     /// What keeps packets from it.
     pub gate: Holds,
     /// Its load.
@@ -266,17 +286,13 @@ impl NfHandle {
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         let gauges = (0..region.page.layout().rx_rings).filter_map(|ring| region.rx_gauge(ring)).collect();
+        let counters = (0..threads).map(|_| NfCounters::default()).collect();
         let handle = Self {
-            number,
+            hot: Hot { in_flight, counters, core_page, slot, limit: capacity, number, poll },
             name,
             service,
             core,
-            poll,
             region,
-            core_page,
-            slot,
-            limit: capacity,
-            in_flight,
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
             last_violation: AtomicU8::new(0),
@@ -284,7 +300,6 @@ impl NfHandle {
             respite_ns: AtomicU64::new(0),
             waker: OnceLock::new(),
             first_return_ns: AtomicU64::new(0),
-            counters: (0..threads).map(|_| NfCounters::default()).collect(),
             gate: Holds::default(),
             load: Load::default(),
             priority: Gauge::new(priority),

@@ -450,7 +450,7 @@ impl Plane {
                                 } else if !end.handle.poll {
                                     page.posted(end.handle.slot).store(end.posted, Ordering::Release);
                                 }
-                                producer.prefetch(0);
+                                producer.prefetch_for(queued);
                                 match end.starts {
                                     Starts::AtOnce if self.unannounced.last() != Some(&nf) => self.unannounced.push(nf),
                                     Starts::Held => {

@@ -25,6 +25,7 @@
 #![warn(missing_docs)]
 
 pub mod admit;
+mod ahead;
 pub mod alarm;
 pub mod assigned;
 pub mod batch;

@@ -152,9 +152,7 @@ impl Rx {
             // A packet has ended a connection that packets before it belonged to.
             self.classify(plane, owned);
         }
-        if !owned.waits {
-            gather(owned);
-        }
+        gather(owned);
         let before = owned.from;
         let let_in = self.let_in(plane, owned);
         owned.pace.note(let_in);
@@ -166,8 +164,10 @@ impl Rx {
     fn let_in(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> usize {
         let mut let_in = 0;
         let mut looked = false;
+        let mut fetched = owned.from;
         while owned.from < owned.to {
             let first = owned.from;
+            fetched = owned.fetch_ahead(plane, &self.registry, fetched);
             let decision = owned.batch.decisions[first];
             let most = owned.to.min(first + BURST);
             let mut end = first + 1;

@@ -313,6 +313,33 @@ fn each_nf_gets_the_kind_of_each_packet() {
 }
 
 #[test]
+fn packets_that_alternate_between_many_paths_reach_their_nfs_in_order() {
+    const PATHS: u16 = 40;
+    for overload in [Overload::Wait, Overload::Drop] {
+        let mut rig = Rig::new(PATHS, 16, overload, OnFailure::Drop);
+        rig.tables.chains = (0..PATHS).map(|number| Some(chain_to(number, OnFailure::Drop))).collect();
+        rig.tables.rules = RuleSet::new((0..PATHS).map(|number| rule_of(number as u8, number)).collect());
+        rig.publish();
+        let stray = PATHS as u8;
+        let payload = |flow: u8, i: u32| u32::from(flow) << 8 | i;
+        rig.put((0..8).flat_map(|i| (0..=stray).map(move |flow| udp(flow, payload(flow, i)))));
+        for flow in 0..stray {
+            let mut nf = rig.nf(flow.into());
+            for i in 0..8 {
+                let packet = read(&mut nf);
+                let mut bytes = [0; 46];
+                assert!(rig.plane.arena().read(packet.frame, packet.offset, &mut bytes));
+                assert_eq!(bytes[42..], payload(flow, i).to_be_bytes(), "{overload:?}");
+                assert_eq!(packet.chain, u16::from(flow));
+                nf.tx.enqueue(&[packet]).unwrap();
+            }
+        }
+        wait_for("the packets", || rig.wire.written.lock().unwrap().len() == 8 * usize::from(PATHS));
+        wait_for("all frames", || rig.is_empty());
+    }
+}
+
+#[test]
 fn a_packet_that_nfs_send_to_each_other_without_end_is_dropped() {
     let rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
     let mut nfs = [rig.nf(0), rig.nf(1)];

@@ -48,6 +48,14 @@ pub fn prefetch<T>(value: &T) {
     prefetch_at(std::ptr::from_ref(value).cast());
 }
 
+/// Fetches all cache lines of a value, for reads soon after.
+#[inline(always)]
+pub fn prefetch_whole<T>(value: &T) {
+    for at in (0..size_of::<T>()).step_by(CACHE_LINE) {
+        prefetch_at(std::ptr::from_ref(value).cast::<u8>().wrapping_add(at));
+    }
+}
+
 /// Fetches the cache line of an address, for a read soon after.
 #[inline(always)]
 fn prefetch_at(address: *const u8) {

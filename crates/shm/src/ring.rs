@@ -195,6 +195,22 @@ impl Producer {
         }
     }
 
+    /// Fetches the lines of the next `n` slots, at most those of a burst. The consumer had them
+    /// last.
+    #[inline(always)]
+    pub fn prefetch_for(&self, n: usize) {
+        for line in 0..(n as u32).div_ceil(SLOTS_A_LINE).min(BURST_LINES) {
+            crate::prefetch_write(self.raw.slot(self.head.wrapping_add(line * SLOTS_A_LINE)));
+        }
+    }
+
+    /// Fetches the lines of the next slot and of the cursor.
+    #[inline(always)]
+    pub fn prefetch_next(&self) {
+        crate::prefetch_write(self.raw.slot(self.head));
+        crate::prefetch_write(self.raw.head());
+    }
+
     /// Enqueues the first descriptors that fit, and returns how many.
     ///
     /// # Errors

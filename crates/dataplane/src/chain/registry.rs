@@ -31,6 +31,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::detours::{Detour, Detours};
 use super::ways::{Way, Ways};
 use super::{Chain, Hop, MAX_HOPS, Member, Path, PathKind, SPREAD, Tables, kept, mixed, picked};
+use sluice_shm::prefetch_whole;
+
 use crate::decision::{Decision, Packed, Refusal};
 use sluice_api::config::OnFailure;
 use sluice_ownership::Moves;
@@ -279,6 +281,12 @@ impl PathRegistry {
         // SAFETY: the path of this number exists, and is freed only after all threads have passed a
         // fence that follows the removal of its number.
         unsafe { (*slot.path.get()).as_ref() }
+    }
+
+    /// Fetches what [`PathRegistry::of`] reads.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, decision: Packed) {
+        self.slots.get(self.place(decision.bits())).iter().for_each(|slot| prefetch_whole(*slot));
     }
 
     /// The path of a decision, if there is one.
