@@ -11,6 +11,7 @@
 //! memory and only publishes it. The peer's cursor is cached, and read again when the cached one
 //! shows no room (or nothing to read). One out of range is [`WildCursor`], a violation.
 
+#[cfg(not(loom))]
 use std::ptr::NonNull;
 use std::sync::Arc;
 
