@@ -103,7 +103,7 @@ pub enum DropReason: usize {
     Policed = "policed", wasted: false,
         "Promise more (`sluice slo add`), or let the tenant send less.";
     /// An NF sent it by a verdict to a port or service where its own may not send; or NFs sent it
-    /// to services for the sixteenth time.
+    /// to services for the eighth time.
     NotAllowed = "not_allowed", wasted: true,
         "List the destination in `may_send_to` of the NF's service. NFs must not send packets to each other in a circle.";
     /// The memory of the next NF's tenant had no free frame to copy it into.

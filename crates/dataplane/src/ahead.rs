@@ -18,7 +18,7 @@ use crate::decision::Packed;
 use crate::handle::Hot;
 use crate::plane::Plane;
 
-/// From this number of changes of the path in a burst on it is worth while.
+/// From this many changes of the path in a burst on, it is worthwhile.
 pub(crate) const MANY: usize = 8;
 
 /// Most NFs that a burst is fetched for.
@@ -46,9 +46,9 @@ impl Plane {
         }
         let mut next: [Next; MOST] = [(0, false); MOST];
         let mut n = 0;
-        let nfs = paths().flat_map(|path| path.nfs.iter().enumerate());
-        for ((at, nf), place) in nfs.zip(&mut next) {
-            (*place, n) = ((*nf, at == 0), n + 1);
+        let nfs = paths().flat_map(|path| path.nfs.iter().map(|nf| (nf, path.hops.first())));
+        for ((nf, first), place) in nfs.zip(&mut next) {
+            (*place, n) = ((*nf, first.is_some_and(|hop| hop.nf == *nf)), n + 1);
             // Not what it points to: that is read in the next pass.
             self.nfs.get(usize::from(*nf)).iter().for_each(|end| prefetch_whole(*end));
         }

@@ -137,12 +137,15 @@ impl Pace {
     }
 }
 
+#[derive(Default)]
 struct Gathering {
     spare: Box<Batch>,
     groups: Box<Groups>,
     bursts: usize,
     /// Whether the packets held alternate between paths.
     is_mixed: bool,
+    /// Packets before this one have been fetched for.
+    fetched: usize,
     /// Reads left to skip gathering for, because the last one was not worth it.
     ungathered: u32,
 }
@@ -162,7 +165,7 @@ impl OwnedQueue {
             waits: overload == Overload::Wait,
             memory: 0,
             batch: Box::default(),
-            gathering: Gathering { spare: Box::default(), groups: Box::default(), bursts: 1, is_mixed: false, ungathered: 0 },
+            gathering: Gathering { bursts: 1, ..Gathering::default() },
             has_urgent: false,
             waiting: Box::new([Default::default(); VECTOR]),
             traces_some: false,
@@ -181,15 +184,19 @@ impl OwnedQueue {
     }
 
     /// [Fetches](Plane::fetch_ahead) what the next packets held will touch, if they go to many
-    /// paths and it was done only for those before `fetched`. Returns up to where it is done.
+    /// paths: once for each packet, however long it waits.
     #[inline(always)]
-    pub(crate) fn fetch_ahead(&self, plane: &Plane, registry: &PathRegistry, fetched: usize) -> usize {
-        if !self.gathering.is_mixed || self.from < fetched {
-            return fetched;
+    pub(crate) fn fetch_ahead(&mut self, plane: &Plane, registry: &PathRegistry) {
+        if self.gathering.is_mixed && self.from >= self.gathering.fetched {
+            self.gathering.fetched = self.to.min(self.from + BURST);
+            plane.fetch_ahead(registry, &self.batch.decisions[self.from..self.gathering.fetched]);
         }
-        let to = self.to.min(self.from + BURST);
-        plane.fetch_ahead(registry, &self.batch.decisions[self.from..to]);
-        to
+    }
+
+    /// Forgets for which packets that was done: they are others, or go to other paths.
+    #[inline(always)]
+    pub(crate) fn fetch_anew(&mut self) {
+        self.gathering.fetched = 0;
     }
 
     /// Shows the packets that it has just read to the captures.

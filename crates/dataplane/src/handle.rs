@@ -163,7 +163,8 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What packet threads read of an NF for each run of packets: one cache line.
+/// What packet threads read of an NF for each run of packets, besides its [`Holds`], on one cache
+/// line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Hot {

@@ -164,10 +164,9 @@ impl Rx {
     fn let_in(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> usize {
         let mut let_in = 0;
         let mut looked = false;
-        let mut fetched = owned.from;
         while owned.from < owned.to {
             let first = owned.from;
-            fetched = owned.fetch_ahead(plane, &self.registry, fetched);
+            owned.fetch_ahead(plane, &self.registry);
             let decision = owned.batch.decisions[first];
             let most = owned.to.min(first + BURST);
             let mut end = first + 1;
@@ -263,6 +262,7 @@ impl Rx {
         owned.basis = self.basis(plane);
         owned.traces_some = plane.trace().is_some_and(TraceRequest::is_selective);
         owned.has_urgent = false;
+        owned.fetch_anew();
     }
 
     /// Classifies a burst of packets that a queue holds; `again`: not for the first time. Returns

@@ -103,9 +103,9 @@ static inline void sluice_to_service(sluice_packet *packet, uint16_t service) {
     packet->verdict = SLUICE_TO_SERVICE;
     packet->arg = service;
 }
-/* Whether it is an IP fragment, the first one included. */
+/* Whether it was an IP fragment when it came in, the first one included. */
 static inline int sluice_is_fragment(const sluice_packet *packet) { return (packet->flags & SLUICE_FRAGMENT) != 0; }
-/* Whether it is IPv4 or IPv6. */
+/* Whether it was IPv4 or IPv6 when it came in. */
 static inline int sluice_is_ip(const sluice_packet *packet) { return (packet->flags & SLUICE_NON_IP) == 0; }
 
 /* Adds n bytes at the front; returns them, or null (nothing changed) without headroom. */

@@ -224,13 +224,13 @@ impl<'a> Packet<'a> {
         self.descriptor.ingress
     }
 
-    /// Whether it is an IP fragment, the first one included.
+    /// Whether it was an IP fragment when it came in, the first one included.
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
         self.descriptor.flags & flags::FRAGMENT != 0
     }
 
-    /// Whether it is IPv4 or IPv6.
+    /// Whether it was IPv4 or IPv6 when it came in.
     #[inline(always)]
     pub fn is_ip(&self) -> bool {
         self.descriptor.flags & flags::NON_IP == 0

@@ -75,14 +75,13 @@ pub(crate) struct Place {
 pub(crate) struct Doorbells {
     pub(crate) first: doorbell::Expected<'static>,
     pub(crate) second: Option<doorbell::Expected<'static>>,
-    pub(crate) clock: Clock,
 }
 
 impl Doorbells {
     /// Sleeps until one of them is rung.
     pub(crate) fn wait(&self, timeout: Duration) {
         match self.second {
-            Some(second) => doorbell::wait_for_either(self.first, second, Some(timeout), self.clock.now_ns()),
+            Some(second) => doorbell::wait_for_either(self.first, second, Some(timeout)),
             None => doorbell::wait(self.first.0, self.first.1, Some(timeout)),
         }
     }
@@ -135,10 +134,10 @@ impl Place {
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
         let core = self.core;
         let handed_over = core.sleep_by(self.slot, turn, has_work, |_, seen| {
-            let (shared, clock) = ((core.doorbell(self.slot), seen), self.clock.get());
+            let shared = (core.doorbell(self.slot), seen);
             wait(match (hears_neighbours, hears_manager) {
-                (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own), clock },
-                (false, _) => Doorbells { first: own, second: None, clock },
+                (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own) },
+                (false, _) => Doorbells { first: own, second: None },
             });
         });
         page.asleep().store(0, Ordering::Relaxed);

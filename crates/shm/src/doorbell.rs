@@ -6,6 +6,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::thread::{ClockId, futex};
 
+use crate::clock::monotonic_ns;
+
 /// Sleeps until the doorbell rings, its value differs from `seen`, or `timeout` expires. It may
 /// also wake without cause: the caller looks at its rings again.
 pub fn wait(bell: &AtomicU32, seen: u32, timeout: Option<Duration>) {
@@ -45,13 +47,12 @@ fn waiter((bell, seen): Expected<'_>) -> futex::Wait {
 }
 
 /// As [`wait`], for either of two doorbells; for `first` alone on a kernel that cannot do both.
-/// `now_ns` is the time, in nanoseconds of the monotonic clock.
-pub fn wait_for_either(first: Expected<'_>, second: Expected<'_>, timeout: Option<Duration>, now_ns: u64) {
+pub fn wait_for_either(first: Expected<'_>, second: Expected<'_>, timeout: Option<Duration>) {
     if !waits_for_more() {
         return wait(first.0, first.1, timeout);
     }
     let until = timeout.map(|timeout| {
-        let ns = now_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let ns = monotonic_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         futex::Timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ }
     });
     let both = [waiter(first), waiter(second)];
@@ -78,7 +79,6 @@ pub fn ring_for(bell: &AtomicU32, sleepers: u32) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::clock::monotonic_ns;
 
     #[test]
     fn either_doorbell_ends_a_sleep() {
@@ -90,7 +90,7 @@ mod tests {
             }
             let sleeper = std::thread::spawn(move || {
                 let seen = bells.each_ref().map(|bell| bell.load(Ordering::Acquire));
-                wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), None, 0);
+                wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), None);
             });
             while !sleeper.is_finished() {
                 ring(&bells[rung]);
@@ -99,8 +99,8 @@ mod tests {
             sleeper.join().unwrap();
         }
         // A value that has changed, and a timeout that expires.
-        wait_for_either((&bells[0], 0), (&bells[1], u32::MAX), None, 0);
+        wait_for_either((&bells[0], 0), (&bells[1], u32::MAX), None);
         let seen = bells.each_ref().map(|bell| bell.load(Ordering::Acquire));
-        wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), Some(Duration::from_micros(50)), monotonic_ns());
+        wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), Some(Duration::from_micros(50)));
     }
 }

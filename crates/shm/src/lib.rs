@@ -51,9 +51,10 @@ pub fn prefetch<T>(value: &T) {
 /// Fetches all cache lines of a value, for reads soon after.
 #[inline(always)]
 pub fn prefetch_whole<T>(value: &T) {
-    for at in (0..size_of::<T>()).step_by(CACHE_LINE) {
-        prefetch_at(std::ptr::from_ref(value).cast::<u8>().wrapping_add(at));
-    }
+    let start = std::ptr::from_ref(value).cast::<u8>();
+    (0..size_of::<T>()).step_by(CACHE_LINE).for_each(|at| prefetch_at(start.wrapping_add(at)));
+    // It may begin in the middle of a line, and end in one more.
+    prefetch_at(start.wrapping_add(size_of::<T>().saturating_sub(1)));
 }
 
 /// Fetches the cache line of an address, for a read soon after.

@@ -200,8 +200,9 @@ impl Producer {
     /// last.
     #[inline(always)]
     pub fn prefetch_for(&self, n: usize) {
-        for line in 0..(n as u32).div_ceil(SLOTS_A_LINE).min(BURST_LINES) {
-            crate::prefetch_write(self.raw.slot(self.head.wrapping_add(line * SLOTS_A_LINE)));
+        let within = self.head % SLOTS_A_LINE;
+        for line in 0..(within + n as u32).div_ceil(SLOTS_A_LINE).min(BURST_LINES) {
+            crate::prefetch_write(self.raw.slot((self.head - within).wrapping_add(line * SLOTS_A_LINE)));
         }
     }
 

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use sluice_shm::BURST;
+use sluice_shm::descriptor::Descriptor;
 use sluice_shm::descriptor::Verdict as RawVerdict;
 
 use super::{CContext, COptions, CPacket, Code, fail, fail_with, guard, options};
@@ -62,7 +63,11 @@ impl FallibleHandler for CStep {
         let mut errors = 0;
         for (descriptor, packet) in burst.descriptors().iter_mut().zip(&self.packets) {
             match packet.descriptor(descriptor.frame, geometry) {
-                Some(valid) => *descriptor = valid,
+                Some(valid) => {
+                    // These are information, also for the handlers behind it.
+                    let Descriptor { chain, ingress, flags, .. } = *descriptor;
+                    *descriptor = Descriptor { chain, ingress, flags, ..valid };
+                }
                 None => {
                     descriptor.verdict = RawVerdict::Drop as u8;
                     errors += 1;

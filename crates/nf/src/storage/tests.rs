@@ -7,7 +7,6 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use rustix::io::Errno;
-use sluice_shm::clock::Clock;
 
 use super::*;
 
@@ -306,12 +305,11 @@ fn wakes(forget: bool, by_neighbours: bool) {
     }
     let bell: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
     let silent: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
-    let clock = Clock::kernel();
     // The doorbell that rings is the core page's or the NF's own, alone or beside a silent one.
     let doorbells = |seen| match by_neighbours {
-        true => Doorbells { first: (bell, seen), second: Some((silent, 0)), clock },
-        false if forget => Doorbells { first: (bell, seen), second: None, clock },
-        false => Doorbells { first: (silent, 0), second: Some((bell, seen)), clock },
+        true => Doorbells { first: (bell, seen), second: Some((silent, 0)) },
+        false if forget => Doorbells { first: (bell, seen), second: None },
+        false => Doorbells { first: (silent, 0), second: Some((bell, seen)) },
     };
     let long = Duration::from_secs(20);
     let started = std::time::Instant::now();
