@@ -44,7 +44,7 @@ pub struct Plane {
     /// NFs posted to since [`announce`](Plane::announce), without repetitions in a row.
     pub unannounced: Vec<u16>,
     /// Packets on their way to each NF, by number, even if it is gone: see
-    /// [`NfHandle::in_flight`](crate::handle::NfHandle::in_flight).
+    /// [`Hot::in_flight`](crate::handle::Hot::in_flight).
     pub in_flight: Vec<Option<Arc<InFlight>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,

@@ -28,7 +28,7 @@ pub struct Succession {
 
 impl Succession {
     /// A succession after NFs with these counts of packets on their way
-    /// ([`NfHandle::in_flight`](super::handle::NfHandle::in_flight)).
+    /// ([`Hot::in_flight`](super::handle::Hot::in_flight)).
     pub fn after(former: impl IntoIterator<Item = Arc<InFlight>>) -> Arc<Self> {
         Arc::new(Self { former: former.into_iter().collect(), settled: AtomicBool::new(false) })
     }

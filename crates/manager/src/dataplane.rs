@@ -260,7 +260,8 @@ pub struct DataPlane {
     clock: Clock,
     cores: HashMap<(usize, Option<String>), Core>,
     slots: u32,
-    /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`].
+    /// Packets on their way to each NF, by number: see
+    /// [`Hot::in_flight`](sluice_dataplane::handle::Hot::in_flight).
     in_flight: HashMap<u16, Arc<InFlight>>,
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
