@@ -4,7 +4,8 @@
 //! Where hundreds of NFs share a core, nearly each packet goes to another one. It touches a dozen
 //! lines that no near cache has, on pages that the TLB does not know, and most are found by way of
 //! the one before: the path, its NFs, the NF's end, its handle, its credits. A packet thread that
-//! lets in one packet after another waits for each of them: with 900 NFs, 450 cycles a packet.
+//! lets in one packet after another waits for each of them: with 900 NFs, a third of its time (by
+//! samples, on an Intel Xeon guest).
 //!
 //! # Approach
 //! Passes over all packets of the burst, each of which fetches the lines that the pass before made

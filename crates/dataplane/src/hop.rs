@@ -276,8 +276,8 @@ impl Plane {
 
     /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
     /// its chain's egress port. Unshared instances are assigned only where flows are steered. NFs
-    /// that send a packet to each other keep it no longer than
-    /// [`DETOURS`](frame::DETOURS) can count. What comes out of a foreign program is a new packet.
+    /// that send a packet to each other keep it no longer than [`DETOURS`](frame::DETOURS) can
+    /// count. What comes out of a foreign program is a new packet.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let Some(flags) = held.flags.checked_add(DETOUR) else {

@@ -31,11 +31,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::detours::{Detour, Detours};
 use super::ways::{Way, Ways};
 use super::{Chain, Hop, MAX_HOPS, Member, Path, PathKind, SPREAD, Tables, kept, mixed, picked};
-use sluice_shm::prefetch_whole;
-
 use crate::decision::{Decision, Packed, Refusal};
 use sluice_api::config::OnFailure;
 use sluice_ownership::Moves;
+use sluice_shm::prefetch_whole;
 
 /// Paths ended per hold of the lock: a packet thread may be waiting to make one.
 const AT_ONCE: usize = 256;
