@@ -508,16 +508,18 @@ impl FlowMeter {
 
     /// Ends the flow in a slot, and frees the slot.
     fn end(&mut self, at: usize, why: FlowEndReason) {
-        if let Some(record) = self.flows.copy(at)
-            && self.flows.ended.push(FlowRecord { end: Some(why), ..record }).is_err()
-        {
-            self.flows.lost.add(1);
-        }
+        let record = self.flows.copy(at);
         let slot = self.flows.slot(at);
         put(&slot[META], load(&slot[META]).wrapping_add(IN_USE));
         self.tags[at / WAYS][at % WAYS] = 0;
         self.live -= 1;
         self.flows.live.set(self.live);
+        // Last: to one that has taken the record, the flow is live no more.
+        if let Some(record) = record
+            && self.flows.ended.push(FlowRecord { end: Some(why), ..record }).is_err()
+        {
+            self.flows.lost.add(1);
+        }
     }
 }
 

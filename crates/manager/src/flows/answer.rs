@@ -74,13 +74,15 @@ impl FlowLog {
     pub fn answer(&self, request: &FlowsRequest, filter: Option<&PacketFilter>, names: FlowNames) -> FlowsReply {
         *locked(&self.asked) = Instant::now();
         let question = Question { request, filter, limit: request.limit.min(MAX_FLOWS) as usize };
+        // Before the flows: each that is counted as ended is shown as ended.
+        let log = self.counts();
         let mut all = Vec::new();
         let (missed, next) = match request.after {
             Some(after) => self.ended_after(&question, after, &mut all),
             None => (0, self.all(&question, &Arc::new(names), &mut all)),
         };
         let flows = all.iter().map(|one| report(&one.record, &one.names, self.epoch_ns, one.number)).collect();
-        FlowsReply { flows, next, missed, log: self.counts() }
+        FlowsReply { flows, next, missed, log }
     }
 
     /// Adds the flows with the greatest scores, up to the limit. Returns the number of the last one

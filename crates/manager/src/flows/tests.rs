@@ -197,6 +197,33 @@ fn flows_are_reported_live_and_ended_and_logged_to_the_last_one() {
 }
 
 #[test]
+fn each_flow_that_is_counted_as_ended_is_shown_as_ended() {
+    const ALL: u64 = 2000;
+    let mut rig = Rig::new();
+    let (log, thread) = rig.log(FlowOutputs::default());
+    let packets = std::thread::spawn(move || {
+        for n in 0..ALL {
+            let mut packet = udp(1);
+            packet[26..30].copy_from_slice(&(n as u32).to_be_bytes());
+            rig.receive(&packet, 1);
+            rig.end_all();
+        }
+    });
+    let until = Instant::now() + PATIENCE;
+    let mut last = 0;
+    while last < ALL {
+        let reply = ask(&log, FlowsRequest { limit: 2 * ALL as u32, ..FlowsRequest::default() });
+        let shown = reply.flows.iter().filter(|flow| flow.end.is_some()).count() as u64;
+        assert!(shown >= reply.log.ended, "{shown} of {}", reply.log.ended);
+        last = reply.log.ended;
+        assert!(Instant::now() < until, "{:?}", reply.log);
+    }
+    packets.join().unwrap();
+    log.end(Vec::new());
+    thread.join().unwrap();
+}
+
+#[test]
 fn questions_choose_sort_and_go_on_where_they_were() {
     let mut rig = Rig::new();
     let (log, thread) = rig.log(FlowOutputs::default());
