@@ -35,6 +35,7 @@ use crate::tx;
 mod command;
 mod drain;
 mod handover;
+mod laps;
 mod monitor;
 #[cfg(any(test, feature = "played"))]
 pub mod played;
@@ -42,6 +43,7 @@ mod rest;
 mod shortlist;
 mod snapshot;
 mod thefts;
+mod watch;
 
 use drain::{MOST_LOOKED_AT, Returns};
 use handover::Handover;

@@ -11,7 +11,7 @@
 //! suggests which NFs to check. Each round does a bounded number of checks, whatever the page says,
 //! and an NF that is woken and does not move is woken again at growing intervals.
 //!
-//! An NF's words about its own rings count only as far as they can be true ([`Member::moved`]): it
+//! An NF's words about its own rings count only as far as they can be true ([`NfWatch::moved`]): it
 //! takes no more than was posted, and takes nothing back. So it moves at most twice for each
 //! packet, and is woken no more often, apart from a slow clock.
 //!
@@ -45,17 +45,21 @@
 //!
 //! # Limits
 //! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
-//! checked less often, so rescues come later. An NF behind more sleepers than its rescues wake
-//! ([`super::thefts`]) sleeps until its timeout (a second).
+//! checked less often, so rescues come later. On a page with more than a look checks, an NF may
+//! wait for some laps of all, as they are measured ([`Laps`]). An NF behind more sleepers than its
+//! rescues wake ([`super::thefts`]) sleeps until its timeout (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
+use sluice_policy::sched::wakeup::{self, LONGEST_ROUND_NS, Rules};
 use sluice_shm::core_page::{CorePage, WHOLE};
 
-use super::shortlist::{CANDIDATES, Named, Shortlist};
-use super::thefts::{CROWD, GUARDED_NS, LOOK_WAKES, Thefts};
+use super::laps::{LONGEST_TURN_NS, Laps};
+
+use super::shortlist::{CANDIDATES, Shortlist};
+use super::thefts::{CROWD, GUARDED_NS, LOOK_WAKES};
+use super::watch::NfWatch;
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
 
@@ -70,16 +74,12 @@ pub(super) const RESCUES: usize = 4;
 const PATIENT_ROUNDS: u64 = 3;
 /// Upper bound of that wait, in nanoseconds.
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
-/// Most nanoseconds that a waiting NF may owe: a little more than a time slice of the kernel.
-const MOST_DEBT_NS: u64 = 4_000_000;
 /// A look this many nanoseconds late means that the thread lost its core: all times restart.
 const FROZEN_NS: u64 = 50_000_000;
 /// Nanoseconds for which a page with altered words is distrusted.
 const DISTRUST_NS: u64 = 1_000_000_000;
 /// Altered words in one look, and nanoseconds between two such looks, that make a page distrusted.
 const LIES: (u32, u64) = (2, 100_000_000);
-/// Pause in nanoseconds before an unmoved NF is woken again: first, and longest.
-const PAUSES_NS: (u64, u64) = (100_000, 16_000_000);
 /// From this many rescues in short on, an NF is alone for this time, which doubles.
 const STRIKES: u32 = 3;
 const STRIKE_NS: u64 = 100_000_000;
@@ -91,205 +91,10 @@ const NEGLECT_NS: u64 = 1_000_000_000;
 /// Nanoseconds between searches of a page that named NFs, none of which can run.
 const FRUITLESS_NS: u64 = 10_000;
 
-/// Rescues of one kind, each soon after the last.
-#[derive(Debug, Clone, Copy, Default)]
-struct Strikes {
-    n: u32,
-    last_ns: u64,
-}
-
-impl Strikes {
-    /// Counts one at `now`; forgets older ones if the last and `since_ns` are over `kept_ns` ago.
-    fn add(&mut self, kept_ns: u64, since_ns: u64, now: u64) -> u32 {
-        if now.saturating_sub(self.last_ns.max(since_ns)) > kept_ns {
-            self.n = 0;
-        }
-        (self.n, self.last_ns) = (self.n + 1, now);
-        self.n
-    }
-}
-
-/// When an NF slept, by its own region, which bounds how long it can have had the core. It owes no
-/// more than that: it pays for a slice before it sleeps, and gets no other while it owes.
-#[derive(Debug, Clone, Copy)]
-struct Slept {
-    /// When it was last seen asleep, and what it had moved by then.
-    last_ns: u64,
-    moved: u64,
-    /// Time between the last two looks that saw it asleep and between which it moved.
-    apart_ns: u64,
-}
-
-struct Member {
-    handle: Arc<NfHandle>,
-    /// Packets that it has taken from its rings.
-    taken: u64,
-    /// What it had moved at the last look, and when that was seen.
-    moved: u64,
-    moved_ns: u64,
-    slept: Slept,
-    /// At the last look it could take packets.
-    waits: bool,
-    /// Since when it has had packets without moving.
-    since_ns: u64,
-    /// When it was last woken, what it had moved then, and the pause until the next wake.
-    woken_ns: u64,
-    moved_when_woken: u64,
-    pause_ns: u64,
-    /// Rescues while no NF moved, or slices held meanwhile; and rescues while others moved.
-    silences: Strikes,
-    neglects: Strikes,
-    thefts: Thefts,
-    /// When it joins hand-overs again, if it is alone.
-    alone_until_ns: u64,
-    /// It is alone until it moves.
-    is_absent: bool,
-    /// Until when it also waits for its own doorbell; 0: it does not.
-    guarded_until_ns: u64,
-    /// Error of the page's count of its packets at the last look.
-    off_by: u32,
-    /// At the last look, the page falsely said that it waits for something other than packets.
-    seems_suspended: bool,
-    /// At the last look it slept with packets, and the page did not show them.
-    is_hidden: bool,
-}
-
-impl Member {
-    fn new(handle: Arc<NfHandle>, now: u64) -> Self {
-        Self {
-            handle,
-            taken: 0,
-            moved: 0,
-            moved_ns: now,
-            slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
-            waits: false,
-            since_ns: now,
-            woken_ns: 0,
-            moved_when_woken: 0,
-            pause_ns: 0,
-            silences: Strikes::default(),
-            neglects: Strikes::default(),
-            thefts: Thefts::default(),
-            alone_until_ns: 0,
-            is_absent: false,
-            guarded_until_ns: 0,
-            off_by: 0,
-            seems_suspended: false,
-            is_hidden: false,
-        }
-    }
-
-    /// A number that grows when it takes or returns packets, at most by one of each a packet.
-    /// Claims of its rings that it took more than was posted, or less than before, do not count.
-    #[inline]
-    fn moved(&mut self) -> u64 {
-        let newly = self.handle.taken().wrapping_sub(self.taken as u32);
-        let (posted, returned) = self.handle.posted_returned();
-        if u64::from(newly) <= posted.saturating_sub(self.taken) {
-            self.taken += u64::from(newly);
-        }
-        self.taken + returned
-    }
-
-    #[inline]
-    fn see_asleep(&mut self, now: u64) {
-        let has_moved = self.moved != self.slept.moved;
-        // An NF without packets that has not moved sleeps on: its words need not be fetched.
-        if (has_moved || self.handle.may_have_unread()) && !self.handle.is_asleep() {
-            return;
-        }
-        if has_moved {
-            (self.slept.moved, self.slept.apart_ns) = (self.moved, now - self.slept.last_ns);
-        }
-        self.slept.last_ns = now;
-    }
-
-    /// Its remaining budget in nanoseconds, as far as the page's value can be true.
-    fn budget_ns(&self, page: &CorePage) -> i64 {
-        let most = i64::try_from(LONGEST_ROUND_NS).unwrap_or(i64::MAX);
-        let least = i64::try_from(self.slept.apart_ns.min(MOST_DEBT_NS)).unwrap_or(0);
-        i64::from(page.budget(self.handle.slot)).clamp(-least, most)
-    }
-
-    /// It as a candidate for the core.
-    #[inline]
-    fn named(&self, page: &CorePage, now: u64) -> Named {
-        let said = self.handle.said();
-        let candidate = Candidate {
-            waiting: self.handle.unread(),
-            age_ns: now.saturating_sub(self.since_ns),
-            depth: said.depth,
-            level: said.level,
-            pressing: said.pressing,
-        };
-        Named { slot: self.handle.slot, share: said.share.min(WHOLE), budget_ns: self.budget_ns(page), candidate }
-    }
-
-    /// Whether it was to wait for its own doorbell as well, and does not.
-    fn is_deaf(&self) -> bool {
-        self.guarded_until_ns != 0 && !self.is_alone() && self.handle.is_deaf()
-    }
-
-    /// How many sleepers a rescue would wake at most.
-    fn wanted(&mut self, now: u64) -> u32 {
-        let moved = self.moved();
-        let sleepers = self.thefts.wanted(moved, now);
-        if self.is_deaf() { sleepers.max(CROWD) } else { sleepers }
-    }
-
-    /// Counts a rescue. Returns how many sleepers on its doorbell on the page to wake.
-    fn count_rescue(&mut self, now: u64) -> u32 {
-        let moved = self.moved();
-        let sleepers = self.thefts.count(moved, now);
-        if self.thefts.recur() {
-            self.guarded_until_ns = now + GUARDED_NS;
-            self.handle.set_guarded(true);
-        }
-        sleepers
-    }
-
-    #[inline]
-    fn is_alone(&self) -> bool {
-        self.handle.alone.load(Ordering::Relaxed)
-    }
-
-    /// Whether it may take packets and has unread ones.
-    #[inline]
-    fn can_run(&self) -> bool {
-        let handle = &self.handle;
-        handle.may_have_unread()
-            && handle.alive.load(Ordering::Relaxed)
-            && !handle.gate.held.load(Ordering::Relaxed)
-            && !handle.is_suspended()
-            && handle.unread() > 0
-    }
-
-    /// Whether it was woken a moment ago and has not moved since.
-    #[inline]
-    fn is_paused(&mut self, now: u64) -> bool {
-        let moved = self.moved();
-        if moved != self.moved_when_woken {
-            (self.moved_when_woken, self.pause_ns) = (moved, 0);
-        }
-        self.pause_ns > 0 && now < self.woken_ns + self.pause_ns
-    }
-
-    /// Whether it may be woken now: at growing intervals while it does not move.
-    #[inline]
-    fn may_be_woken(&mut self, now: u64) -> bool {
-        if self.is_paused(now) {
-            return false;
-        }
-        self.pause_ns = (2 * self.pause_ns).clamp(PAUSES_NS.0, PAUSES_NS.1);
-        self.woken_ns = now;
-        true
-    }
-}
-
 /// The NFs of a page that this thread wakes.
 pub(super) struct Handover {
     page: CorePage,
-    members: Vec<Member>,
+    members: Vec<NfWatch>,
     /// By slot: index of the member, plus 1; 0: none.
     at: Vec<u32>,
     /// A bit for each slot with a member, and for each whose member is alone.
@@ -297,7 +102,7 @@ pub(super) struct Handover {
     outside: Vec<u64>,
     /// Slot at which the next round begins, if there are many.
     cursor: u32,
-    /// Member at which the next look begins, and the last one that was rescued.
+    /// NfWatch at which the next look begins, and the last one that was rescued.
     next: usize,
     last_rescued: usize,
     looked_ns: u64,
@@ -311,9 +116,7 @@ pub(super) struct Handover {
     passed_ns: u64,
     /// Whether an NF had packets since the current circle of looks began.
     some_wait: bool,
-    /// NFs that have packets or moved lately: their number, and their sum of shares, of [`WHOLE`].
-    takers: (u32, u32),
-    counting: (u32, u32),
+    laps: Laps,
     /// When words were last found altered, and until when the page is distrusted.
     lied_ns: u64,
     distrust_until_ns: u64,
@@ -341,8 +144,7 @@ impl Handover {
             rescued_ns: 0,
             passed_ns: 0,
             some_wait: false,
-            takers: (0, 0),
-            counting: (0, 0),
+            laps: Laps::default(),
             lied_ns: 0,
             distrust_until_ns: 0,
             alone: 0,
@@ -366,7 +168,7 @@ impl Handover {
             self.mine.resize(slot / 64 + 1, 0);
             self.outside.resize(slot / 64 + 1, 0);
         }
-        let member = Member::new(handle.clone(), now);
+        let member = NfWatch::new(handle.clone(), now);
         match self.at[slot] {
             0 => {
                 self.members.push(member);
@@ -489,6 +291,7 @@ impl Handover {
         (self.looked_ns, self.look_at_ns) = (now, now + LOOK_NS * longer);
         if is_late {
             self.moved_ns = now;
+            self.laps.restart(now);
             self.members.iter_mut().for_each(|member| (member.moved_ns, member.since_ns) = (now, now));
         }
         // No honest NF marks a slot that none has, so one mark is enough.
@@ -513,12 +316,12 @@ impl Handover {
             }
         }
         if wrong >= LIES.0 {
-            if now.saturating_sub(self.lied_ns) < LIES.1 {
-                self.distrust_until_ns = now + DISTRUST_NS;
-            }
-            self.lied_ns = now;
+            self.count_lie(now);
         }
         self.correct_running(now);
+        if waiting > 0 {
+            self.feel_pulse(now);
+        }
         let (mut left, mut wakes) = (RESCUES, LOOK_WAKES);
         // Those behind the last one first, so that all get their turn in the end.
         let late = &late[..waiting];
@@ -545,12 +348,34 @@ impl Handover {
         }
     }
 
+    fn count_lie(&mut self, now: u64) {
+        if now.saturating_sub(self.lied_ns) < LIES.1 {
+            self.distrust_until_ns = now + DISTRUST_NS;
+        }
+        self.lied_ns = now;
+    }
+
+    /// Asks all NFs of a crowded page whether they moved, if no look has seen one for long.
+    fn feel_pulse(&mut self, now: u64) {
+        if self.is_crowded() && self.is_still(now) {
+            let pulse = self.members.iter_mut().fold(0u64, |sum, member| sum.wrapping_add(member.moved()));
+            if self.laps.beats(pulse) {
+                self.moved_ns = now;
+            }
+        }
+    }
+
     /// Starts the next circle: all have been checked.
     fn begin_circle(&mut self, now: u64) {
         if !std::mem::take(&mut self.some_wait) {
             self.moved_ns = now;
         }
-        self.takers = std::mem::take(&mut self.counting);
+        self.laps.end_circle(now);
+    }
+
+    /// Whether the page has more NFs than a look checks.
+    fn is_crowded(&self) -> bool {
+        self.members.len() > LOOKED_AT
     }
 
     /// Restores the manager's words about an NF on the page. Returns how many were altered.
@@ -585,6 +410,7 @@ impl Handover {
         if has_moved {
             (member.moved, member.moved_ns, member.is_absent) = (moved, now, false);
             self.moved_ns = now;
+            self.laps.count_moved();
         }
         let waits = member.can_run() && !member.handle.is_fed.load(Ordering::Relaxed);
         // Until the first look that sees it wait: the thread may have rested before.
@@ -596,8 +422,7 @@ impl Handover {
         self.some_wait |= waits;
         // NFs of a chain get packets one after another, and each has its turn in a round.
         if waits || now.saturating_sub(member.moved_ns) < LONGEST_ROUND_NS {
-            self.counting.0 += 1;
-            self.counting.1 = self.counting.1.saturating_add(member.handle.share());
+            self.laps.count_taker(member.handle.share());
         }
         if member.guarded_until_ns != 0 && now >= member.guarded_until_ns {
             member.guarded_until_ns = 0;
@@ -642,13 +467,12 @@ impl Handover {
     }
 
     /// Clears the page's holder of the core if that NF cannot have it.
-    fn correct_running(&self, now: u64) {
+    fn correct_running(&mut self, now: u64) {
         let running = self.page.running().load(Ordering::Relaxed);
         let Some(slot) = running.checked_sub(1) else { return };
         let may_have = self.member(slot).is_some_and(|at| {
-            let member = &self.members[at];
-            let is_idle = || !member.handle.may_have_unread() && now.saturating_sub(member.moved_ns) > self.still_ns;
-            member.handle.alive.load(Ordering::Relaxed) && !member.is_alone() && !is_idle()
+            let may_run = |member: &NfWatch| member.handle.alive.load(Ordering::Relaxed) && !member.is_alone();
+            may_run(&self.members[at]) && (self.members[at].handle.may_have_unread() || self.rest_ns(at, now) <= self.still_ns)
         });
         if !may_have {
             self.page.give_up(slot);
@@ -671,9 +495,15 @@ impl Handover {
         } else if !self.page.hands_over() || self.is_still(now) {
             self.still_ns
         } else {
-            self.patience_ns(member)
+            self.patience_ns(member, now)
         };
         waited_ns >= patience_ns + held_ns
+    }
+
+    /// Nanoseconds for which an NF has not moved; 0 if it has since the last look at it.
+    fn rest_ns(&mut self, at: usize, now: u64) -> u64 {
+        let member = &mut self.members[at];
+        if member.moved() == member.moved { now.saturating_sub(member.moved_ns) } else { 0 }
     }
 
     /// Whether no NF on the core has moved for `still_ns`.
@@ -682,17 +512,21 @@ impl Handover {
     }
 
     /// How long an NF may wait for its turn: each has one in a round, measured in wall-clock time.
-    fn patience_ns(&self, member: &Member) -> u64 {
-        let round_ns = wakeup::round_ns(self.takers.0);
+    fn patience_ns(&self, member: &NfWatch, now: u64) -> u64 {
+        let (mut round_ns, mut most_ns) = (wakeup::round_ns(self.laps.takers.0), MOST_PATIENCE_NS);
+        if self.is_crowded() {
+            round_ns = round_ns.max(self.laps.lap_ns(now));
+            most_ns = most_ns.max(u64::from(self.laps.takers.0) * LONGEST_TURN_NS);
+        }
         let part_ns = self.part_ns(&member.handle);
         let owes_ns = member.budget_ns(&self.page).min(0).unsigned_abs();
         let rounds = PATIENT_ROUNDS + owes_ns / part_ns.unsigned_abs().max(1);
-        rounds.saturating_mul(round_ns).min(MOST_PATIENCE_NS).max(self.still_ns)
+        rounds.saturating_mul(round_ns).min(most_ns).max(self.still_ns)
     }
 
     /// An NF's part of a round, in nanoseconds.
     fn part_ns(&self, handle: &NfHandle) -> i64 {
-        let (takers, shares) = self.takers;
+        let (takers, shares) = self.laps.takers;
         let share = handle.share().clamp(1, WHOLE);
         let whole = shares.clamp(share, WHOLE);
         wakeup::part_ns(wakeup::round_ns(takers), f64::from(share) / f64::from(whole))
@@ -711,7 +545,7 @@ impl Handover {
             let (is_still, is_asleep) = (self.is_still(now), self.members[at].handle.is_asleep());
             let running = self.page.running().load(Ordering::Relaxed);
             let holder = running.checked_sub(1).and_then(|slot| self.member(slot));
-            let holder = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns);
+            let holder = holder.filter(|holder| self.rest_ns(*holder, now) >= self.still_ns);
             if let Some(holder) = holder.filter(|holder| counts && *holder != at)
                 && self.strike(holder, now)
             {

@@ -35,7 +35,7 @@ struct Rig {
 
 impl Rig {
     fn new(nfs: u16) -> Self {
-        let page = fake::core_page(64);
+        let page = fake::core_page(64.max(nfs.into()));
         let mut handover = Handover::new(page.clone(), MS);
         let now = 1_000 * MS;
         let nfs = (0..nfs)
@@ -124,6 +124,16 @@ impl Rig {
             }
         }
         ns - (left / packets_a_us) as u64 * 1_000
+    }
+
+    /// Runs the honest NFs that neighbours have woken for [`STEP_NS`], one after another.
+    fn work_all(&mut self) {
+        let mut left_ns = STEP_NS;
+        while left_ns > 0 {
+            let is_awake = |nf: &usize| self.page().asleep(*nf as u32).load(Ordering::Relaxed) == 0;
+            let Some(nf) = (0..self.nfs.len()).find(is_awake) else { break };
+            left_ns = left_ns.saturating_sub(self.work(nf, 1, left_ns).max(SWITCH_NS));
+        }
     }
 
     /// Whether an NF sleeps on packets.
@@ -583,22 +593,60 @@ fn one_whose_packets_end_a_rest_of_the_thread_was_not_neglected() {
     assert_none_neglected(&rig, "after rests");
 }
 
+/// Honest NFs that take a packet a microsecond, for `ns`. `fill` says how many each gets before a
+/// step, by how many it has.
+fn run_honest(nfs: u16, ns: u64, fill: impl Fn(u32) -> usize) -> Rig {
+    let mut rig = Rig::new(nfs);
+    for _ in 0..ns / STEP_NS {
+        (0..usize::from(nfs)).for_each(|nf| rig.fill(nf, fill(rig.nfs[nf].handle.unread())));
+        rig.pass(STEP_NS);
+        rig.work_all();
+    }
+    rig
+}
+
 #[test]
 fn honest_ones_that_always_have_packets_are_not_neglected() {
     for nfs in [3, 5, 10, 40] {
-        let mut rig = Rig::new(nfs);
-        for _ in 0..2_000 * MS / STEP_NS {
-            (0..usize::from(nfs)).for_each(|nf| rig.fill(nf, 100));
-            rig.pass(STEP_NS);
-            let mut left_ns = STEP_NS;
-            while left_ns > 0 {
-                let is_awake = |nf: &usize| rig.page().asleep(*nf as u32).load(Ordering::Relaxed) == 0;
-                let Some(nf) = (0..usize::from(nfs)).find(is_awake) else { break };
-                left_ns = left_ns.saturating_sub(rig.work(nf, 1, left_ns).max(SWITCH_NS));
-            }
-        }
-        assert_none_neglected(&rig, &format!("{nfs} NFs"));
+        assert_none_neglected(&run_honest(nfs, 2_000 * MS, |_| 100), &format!("{nfs} NFs"));
     }
+}
+
+#[test]
+fn a_crowd_that_goes_round_as_looks_do_is_neither_neglected_nor_taken_for_still() {
+    // The microseconds of a turn; in the last case it is a whole budget.
+    for packets in [16, 17, 25, 100, 128] {
+        let fill = |unread| if unread == 0 || packets == 128 { packets } else { 0 };
+        let rig = run_honest(200, 500 * MS, fill);
+        let what = format!("200 NFs, {packets} packets");
+        assert_none_neglected(&rig, &what);
+        let struck = rig.handover.members.iter().filter(|member| member.silences.n > 0).count();
+        assert_eq!(struck, 0, "{what}");
+        let moved = rig.handover.members.iter().filter(|member| member.moved > 0).count();
+        assert_eq!(moved, 200, "{what}");
+    }
+}
+
+#[test]
+fn one_that_a_crowd_passes_over_is_rescued_after_some_laps_and_its_page_distrusted() {
+    const MOST_NS: u64 = 100 * LONGEST_TURN_NS;
+    let mut rig = Rig::new(100);
+    let (mut kept, mut longest) = (0, 0);
+    let until = rig.now + 2_000 * MS;
+    while rig.now < until && rig.handover.distrust_until_ns == 0 {
+        rig.fill(99, 1);
+        (0..99).for_each(|nf| rig.fill(nf, if rig.nfs[nf].handle.unread() == 0 { 10 } else { 0 }));
+        rig.page().clear_pending(99);
+        rig.pass(STEP_NS);
+        rig.page().clear_pending(99);
+        rig.work_all();
+        if !rig.nfs[99].handle.is_asleep() {
+            rig.work(99, 1, STEP_NS);
+        }
+        kept = if rig.is_kept(99) { kept + STEP_NS } else { 0 };
+        longest = longest.max(kept);
+    }
+    assert!(rig.handover.distrust_until_ns > 0 && longest <= MOST_NS, "{longest}");
 }
 
 #[test]
