@@ -18,7 +18,7 @@ use crate::queue::{PortQueue, QueueCounters};
 use crate::steer::Wanted;
 
 /// Most bursts that are read before packets are let in.
-pub(crate) const MOST_BURSTS: usize = 8;
+pub(crate) const MOST_BURSTS: usize = 16;
 
 pub(crate) const VECTOR: usize = MOST_BURSTS * BURST;
 
@@ -31,15 +31,15 @@ pub(crate) struct Batch {
     pub(crate) tcp: [u8; VECTOR],
     pub(crate) traceable: [bool; VECTOR],
     /// Position of each packet in order of arrival.
-    pub(crate) came: [u8; VECTOR],
+    pub(crate) came: [u16; VECTOR],
     is_in_order: bool,
 }
 
 /// The positions of packets that are in order of arrival.
-const IN_ORDER: [u8; VECTOR] = {
+const IN_ORDER: [u16; VECTOR] = {
     let (mut places, mut i) = ([0; VECTOR], 0);
     while i < VECTOR {
-        (places[i], i) = (i as u8, i + 1);
+        (places[i], i) = (i as u16, i + 1);
     }
     places
 };
@@ -285,7 +285,7 @@ pub(crate) struct Groups {
     paths: [Packed; VECTOR],
     /// Packets of each group; then the position of its next one.
     places: [u16; VECTOR],
-    of: [u8; VECTOR],
+    of: [u16; VECTOR],
 }
 
 impl Default for Groups {
@@ -315,7 +315,7 @@ impl Groups {
                     _ => slot = (slot + 1) & last,
                 }
             };
-            *of = group as u8;
+            *of = group as u16;
             self.places[group] += 1;
         }
         let mut next = from as u16;
@@ -374,7 +374,7 @@ mod tests {
         for i in 0..paths.len() {
             batch.packets[i].frame = i as u32;
             let mark = i as u8;
-            (batch.flags[i], batch.tcp[i], batch.came[i], batch.traceable[i]) = (mark, mark ^ 1, mark, i.is_multiple_of(3));
+            (batch.flags[i], batch.tcp[i], batch.came[i], batch.traceable[i]) = (mark, mark ^ 1, i as u16, i.is_multiple_of(3));
         }
         (owned.from, owned.to) = (0, paths.len());
     }
@@ -398,7 +398,7 @@ mod tests {
             let Batch { packets, decisions: got, flags, tcp, traceable, came, .. } = &*owned.batch;
             let all = |i: usize| (packets[i].frame, got[i].bits(), flags[i], tcp[i], traceable[i], came[i]);
             let got: Vec<_> = (from..to).map(all).collect();
-            let came = |i: &usize| (*i as u32, paths[*i], *i as u8, *i as u8 ^ 1, i.is_multiple_of(3), *i as u8);
+            let came = |i: &usize| (*i as u32, paths[*i], *i as u8, *i as u8 ^ 1, i.is_multiple_of(3), *i as u16);
             prop_assert_eq!(got, wanted.iter().map(came).collect::<Vec<_>>());
         }
     }
@@ -448,11 +448,11 @@ mod tests {
             gather(&mut owned);
             owned.gathering.bursts
         };
-        assert_eq!([after(32, 45), after(64, 45), after(128, 45), after(256, 45)], [2, 4, 8, 8]);
-        assert_eq!([after(256, 20), after(256, 16), after(128, 4), after(64, 4)], [8, 4, 2, 1]);
+        assert_eq!([32, 64, 128, 256, 512].map(|packets| after(packets, 45)), [2, 4, 8, 16, 16]);
+        assert_eq!([after(512, 40), after(512, 32), after(256, 4), after(128, 4), after(64, 4)], [16, 8, 4, 2, 1]);
         assert_eq!([after(32, 32), after(32, 2)], [2, 1], "16 for each are enough, and more would stay longer in no cache");
         assert_eq!([after(32, 45), after(32, 1)], [2, 1]);
-        assert_eq!([after(32, 900), after(64, 900), after(128, 900), after(256, 900)], [2, 4, 8, 1], "nothing was worth it");
+        assert_eq!([32, 64, 128, 256, 512].map(|packets| after(packets, 900)), [2, 4, 8, 16, 1], "nothing was worth it");
         assert_eq!(after(32, 4), 1);
         assert_eq!(owned.gathering.ungathered, UNGATHERED - 1, "for a while it is not tried");
         let runs: Vec<u32> = (0..32).map(|i| i / 8).collect();

@@ -372,7 +372,7 @@ impl Rx {
             left &= left - 1;
             let Batch { packets, decisions, tcp: tcp_seen, traceable, came, .. } = &mut *owned.batch;
             let packet = packets[from + i];
-            came[from + i] = (from + i) as u8;
+            came[from + i] = (from + i) as u16;
             if traces_some {
                 traceable[from + i] = plane.traces(self.classifier.key(i), packet);
             }
