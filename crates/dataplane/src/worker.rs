@@ -363,6 +363,11 @@ impl Worker {
             sharing.step(self.setup.plane.now_ns);
         }
         let Plane { nfs, index, now_ns, .. } = &self.setup.plane;
-        self.handovers.iter_mut().for_each(|handover| handover.step(nfs, *index, *now_ns));
+        for handover in &mut self.handovers {
+            if handover.looks_at_some(*now_ns) && self.returns.take_moved(handover.page()) {
+                handover.note_moved(*now_ns);
+            }
+            handover.step(nfs, *index, *now_ns);
+        }
     }
 }

@@ -22,6 +22,8 @@ struct Place {
     /// A bit for each slot with a hint that is still to be read.
     left: Vec<u64>,
     drains: Vec<u32>,
+    /// Packets were taken since that was asked last.
+    has_moved: bool,
 }
 
 struct Found {
@@ -47,12 +49,18 @@ impl Returns {
             let words = page.words();
             self.words += words;
             let (mine, left, drains) = (vec![0; words], vec![0; words], vec![0; words * 64]);
-            self.places.push(Place { page: page.clone(), mine, left, drains });
+            self.places.push(Place { page: page.clone(), mine, left, drains, has_moved: false });
             self.places.len() - 1
         });
         let place = &mut self.places[at];
         place.mine[slot as usize / 64] |= 1 << (slot % 64);
         place.drains[slot as usize] = drain as u32;
+    }
+
+    /// Whether packets of a page's NFs were taken by their hints since this was asked last.
+    pub(super) fn take_moved(&mut self, page: &CorePage) -> bool {
+        let place = self.places.iter_mut().find(|place| place.page.is_same(page));
+        place.is_some_and(|place| std::mem::take(&mut place.has_moved))
     }
 
     /// Reads the drains with hints, and returns how many packets were taken.
@@ -75,6 +83,7 @@ impl Returns {
                 bits &= bits - 1;
                 let found = look(place.drains[slot] as usize);
                 taken += found.taken;
+                place.has_moved |= found.taken > 0;
                 fruitless += usize::from(found.taken == 0);
                 if found.has_more {
                     place.page.note_returned(slot as u32);

@@ -23,7 +23,7 @@
 //!   page says, with its part of a round. If no NF on the core has moved for
 //!   [`Handover::still_ns`], that is at once. Else it counts as *neglected* after
 //!   [`PATIENT_ROUNDS`] rounds plus those that it owes. The page says what it owes, which counts as
-//!   far as the NF can have had the core ([`Slept`]).
+//!   far as the NF can have had the core ([`super::watch`]).
 //! - An NF that is rescued twice in short also waits, for [`GUARDED_NS`], for a doorbell in its own
 //!   region, where no other NF can sleep in its place. If it cannot wait for two (before Linux
 //!   5.16), the next rescue takes it out of hand-overs for that time: then it needs only that one.
@@ -45,9 +45,9 @@
 //!
 //! # Limits
 //! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
-//! checked less often, so rescues come later. On a page with more than a look checks, an NF may
-//! wait for some laps of all, as they are measured ([`Laps`]). An NF behind more sleepers than its
-//! rescues wake ([`super::thefts`]) sleeps until its timeout (a second).
+//! checked less often, so rescues come later. If the NFs of a page are more than a look checks, an
+//! NF may wait for three laps of them, as they are measured ([`Laps`]). An NF behind more sleepers
+//! than its rescues wake ([`super::thefts`]) sleeps until its timeout (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,8 +55,7 @@ use std::sync::atomic::Ordering;
 use sluice_policy::sched::wakeup::{self, LONGEST_ROUND_NS, Rules};
 use sluice_shm::core_page::{CorePage, WHOLE};
 
-use super::laps::{LONGEST_TURN_NS, Laps};
-
+use super::laps::Laps;
 use super::shortlist::{CANDIDATES, Shortlist};
 use super::thefts::{CROWD, GUARDED_NS, LOOK_WAKES};
 use super::watch::NfWatch;
@@ -76,8 +75,9 @@ const PATIENT_ROUNDS: u64 = 3;
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
 /// A look this many nanoseconds late means that the thread lost its core: all times restart.
 const FROZEN_NS: u64 = 50_000_000;
-/// Nanoseconds for which a page with altered words is distrusted.
+/// Nanoseconds for which a page is distrusted: at least, and for each that an NF was neglected.
 const DISTRUST_NS: u64 = 1_000_000_000;
+const DISTRUST_FACTOR: u64 = 25;
 /// Altered words in one look, and nanoseconds between two such looks, that make a page distrusted.
 const LIES: (u32, u64) = (2, 100_000_000);
 /// From this many rescues in short on, an NF is alone for this time, which doubles.
@@ -102,7 +102,7 @@ pub(super) struct Handover {
     outside: Vec<u64>,
     /// Slot at which the next round begins, if there are many.
     cursor: u32,
-    /// NfWatch at which the next look begins, and the last one that was rescued.
+    /// Member at which the next look begins, and the last one that was rescued.
     next: usize,
     last_rescued: usize,
     looked_ns: u64,
@@ -192,7 +192,6 @@ impl Handover {
         if let Some(moved) = self.members.get(at) {
             self.at[moved.handle.slot as usize] = at as u32 + 1;
         }
-        self.next = 0;
         self.count_alone();
         self.page.release(handle.slot);
         // Nothing that it wrote stays. One that is favoured from now on says so again.
@@ -318,10 +317,10 @@ impl Handover {
         if wrong >= LIES.0 {
             self.count_lie(now);
         }
-        self.correct_running(now);
-        if waiting > 0 {
-            self.feel_pulse(now);
+        if self.is_crowded() {
+            self.look_at_holder(now);
         }
+        self.correct_running(now);
         let (mut left, mut wakes) = (RESCUES, LOOK_WAKES);
         // Those behind the last one first, so that all get their turn in the end.
         let late = &late[..waiting];
@@ -335,7 +334,7 @@ impl Handover {
             if wanted > wakes {
                 // It is the first of the next look.
                 self.last_rescued = at.wrapping_sub(1);
-                if self.members.len() > LOOKED_AT {
+                if self.is_crowded() {
                     self.next = *at;
                 }
                 break;
@@ -355,13 +354,25 @@ impl Handover {
         self.lied_ns = now;
     }
 
-    /// Asks all NFs of a crowded page whether they moved, if no look has seen one for long.
-    fn feel_pulse(&mut self, now: u64) {
-        if self.is_crowded() && self.is_still(now) {
-            let pulse = self.members.iter_mut().fold(0u64, |sum, member| sum.wrapping_add(member.moved()));
-            if self.laps.beats(pulse) {
-                self.moved_ns = now;
-            }
+    /// Notes that an NF of the page moved, though no look may see which.
+    pub(super) fn note_moved(&mut self, now: u64) {
+        self.moved_ns = now;
+    }
+
+    /// Whether it looks closely at `now`, and then sees only some of its NFs.
+    #[inline]
+    pub(super) fn looks_at_some(&self, now: u64) -> bool {
+        now >= self.look_at_ns && self.is_crowded()
+    }
+
+    /// Checks whether the page's holder of the core moved, whose turn in the circle may be far.
+    fn look_at_holder(&mut self, now: u64) {
+        let running = self.page.running().load(Ordering::Relaxed);
+        if let Some(at) = running.checked_sub(1).and_then(|slot| self.member(slot))
+            && self.see_moved(at, now)
+        {
+            let member = &mut self.members[at];
+            (member.since_ns, member.moved_as_holder) = (now, true);
         }
     }
 
@@ -402,16 +413,26 @@ impl Handover {
         wrong
     }
 
-    /// Checks whether an NF moved. Returns whether it has packets, could take them, and has not.
-    fn see(&mut self, at: usize, now: u64) -> bool {
+    /// Checks whether an NF moved since the last check.
+    #[inline]
+    fn see_moved(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
         let moved = member.moved();
         let has_moved = moved != member.moved;
         if has_moved {
             (member.moved, member.moved_ns, member.is_absent) = (moved, now, false);
             self.moved_ns = now;
+        }
+        has_moved
+    }
+
+    /// Checks whether an NF moved. Returns whether it has packets, could take them, and has not.
+    fn see(&mut self, at: usize, now: u64) -> bool {
+        let has_moved = self.see_moved(at, now) | std::mem::take(&mut self.members[at].moved_as_holder);
+        if has_moved {
             self.laps.count_moved();
         }
+        let member = &mut self.members[at];
         let waits = member.can_run() && !member.handle.is_fed.load(Ordering::Relaxed);
         // Until the first look that sees it wait: the thread may have rested before.
         let has_waited = std::mem::replace(&mut member.waits, waits);
@@ -467,12 +488,13 @@ impl Handover {
     }
 
     /// Clears the page's holder of the core if that NF cannot have it.
-    fn correct_running(&mut self, now: u64) {
+    fn correct_running(&self, now: u64) {
         let running = self.page.running().load(Ordering::Relaxed);
         let Some(slot) = running.checked_sub(1) else { return };
         let may_have = self.member(slot).is_some_and(|at| {
-            let may_run = |member: &NfWatch| member.handle.alive.load(Ordering::Relaxed) && !member.is_alone();
-            may_run(&self.members[at]) && (self.members[at].handle.may_have_unread() || self.rest_ns(at, now) <= self.still_ns)
+            let member = &self.members[at];
+            let is_idle = || !member.handle.may_have_unread() && now.saturating_sub(member.moved_ns) > self.still_ns;
+            member.handle.alive.load(Ordering::Relaxed) && !member.is_alone() && !is_idle()
         });
         if !may_have {
             self.page.give_up(slot);
@@ -500,12 +522,6 @@ impl Handover {
         waited_ns >= patience_ns + held_ns
     }
 
-    /// Nanoseconds for which an NF has not moved; 0 if it has since the last look at it.
-    fn rest_ns(&mut self, at: usize, now: u64) -> u64 {
-        let member = &mut self.members[at];
-        if member.moved() == member.moved { now.saturating_sub(member.moved_ns) } else { 0 }
-    }
-
     /// Whether no NF on the core has moved for `still_ns`.
     fn is_still(&self, now: u64) -> bool {
         now.saturating_sub(self.moved_ns) >= self.still_ns
@@ -513,11 +529,9 @@ impl Handover {
 
     /// How long an NF may wait for its turn: each has one in a round, measured in wall-clock time.
     fn patience_ns(&self, member: &NfWatch, now: u64) -> u64 {
-        let (mut round_ns, mut most_ns) = (wakeup::round_ns(self.laps.takers.0), MOST_PATIENCE_NS);
-        if self.is_crowded() {
-            round_ns = round_ns.max(self.laps.lap_ns(now));
-            most_ns = most_ns.max(u64::from(self.laps.takers.0) * LONGEST_TURN_NS);
-        }
+        let lap_ns = if self.is_crowded() { self.laps.lap_ns(now) } else { 0 };
+        let round_ns = wakeup::round_ns(self.laps.takers.0).max(lap_ns);
+        let most_ns = MOST_PATIENCE_NS.max(PATIENT_ROUNDS * lap_ns);
         let part_ns = self.part_ns(&member.handle);
         let owes_ns = member.budget_ns(&self.page).min(0).unsigned_abs();
         let rounds = PATIENT_ROUNDS + owes_ns / part_ns.unsigned_abs().max(1);
@@ -545,7 +559,7 @@ impl Handover {
             let (is_still, is_asleep) = (self.is_still(now), self.members[at].handle.is_asleep());
             let running = self.page.running().load(Ordering::Relaxed);
             let holder = running.checked_sub(1).and_then(|slot| self.member(slot));
-            let holder = holder.filter(|holder| self.rest_ns(*holder, now) >= self.still_ns);
+            let holder = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns);
             if let Some(holder) = holder.filter(|holder| counts && *holder != at)
                 && self.strike(holder, now)
             {
@@ -601,10 +615,12 @@ impl Handover {
     /// Counts a rescue of an NF while others moved; else as [`Self::strike`].
     fn neglect(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
+        // In a crowd it may wait for long, each time. A page is distrusted for much longer.
+        let waited_ns = now.saturating_sub(member.since_ns);
         // Since it joined hand-overs again.
-        let strikes = member.neglects.add(NEGLECT_NS, member.alone_until_ns.max(self.distrust_until_ns), now);
+        let strikes = member.neglects.add(NEGLECT_NS.max(2 * waited_ns), member.alone_until_ns.max(self.distrust_until_ns), now);
         if strikes >= NEGLECTS {
-            self.distrust_until_ns = now + DISTRUST_NS;
+            self.distrust_until_ns = now + DISTRUST_NS.max(DISTRUST_FACTOR * waited_ns);
         }
         self.take_out(at, strikes, now)
     }

@@ -1,14 +1,12 @@
-//! How many NFs of a core page share the core, how long they take for a lap, and whether they move.
+//! How many NFs of a core page share the core, and how long they take for a lap: a turn of each.
 //!
-//! A look of the thread checks some NFs of a crowded page, one group after another, and the core
-//! goes from NF to NF in the same order. So for many looks in a row the thread may see none that
-//! has moved, although all do: as a film shows a wheel at rest. And hundreds of switches with cold
-//! caches take longer than the round that the NFs share, which counts their own time alone. So on
-//! such a page these numbers say whether the NFs move, and how long one may wait for its turn.
+//! On a page with hundreds of NFs, switches with cold caches take longer than the round that the
+//! NFs share, which counts their own time alone. So an NF there may wait for some laps, as they are
+//! measured. A liar can make a lap longer, but not longer than [`LONGEST_TURN_NS`] for each NF.
 
-/// Nanoseconds for each NF that the last one may wait at most: the longest turn of each, and its
-/// switch.
-pub(super) const LONGEST_TURN_NS: u64 = 400_000;
+/// Most nanoseconds of a lap for each NF that shares the core. Three such laps are longer than one
+/// lap of honest NFs that hand the core over within three times this.
+const LONGEST_TURN_NS: u64 = 150_000;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Laps {
@@ -21,8 +19,6 @@ pub(super) struct Laps {
     moved: u32,
     /// How long the last lap took.
     last_ns: u64,
-    /// What all NFs had moved when that was counted last.
-    pulse: u64,
 }
 
 impl Laps {
@@ -47,17 +43,14 @@ impl Laps {
     pub(super) fn end_circle(&mut self, now: u64) {
         self.takers = std::mem::take(&mut self.counting);
         if self.moved >= self.takers.0 {
-            (self.began_ns, self.moved, self.last_ns) = (now, 0, now - self.began_ns);
+            let lap_ns = now.saturating_sub(self.began_ns);
+            (self.began_ns, self.moved, self.last_ns) = (now, 0, lap_ns);
         }
     }
 
     /// Nanoseconds that a lap takes.
     pub(super) fn lap_ns(&self, now: u64) -> u64 {
-        self.last_ns.max(now - self.began_ns)
-    }
-
-    /// Whether any NF has moved since this was asked last. `pulse` is the sum of what they moved.
-    pub(super) fn beats(&mut self, pulse: u64) -> bool {
-        std::mem::replace(&mut self.pulse, pulse) != pulse
+        let most_ns = u64::from(self.takers.0) * LONGEST_TURN_NS;
+        self.last_ns.max(now.saturating_sub(self.began_ns)).min(most_ns)
     }
 }

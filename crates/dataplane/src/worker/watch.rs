@@ -52,6 +52,8 @@ pub(super) struct NfWatch {
     /// What it had moved at the last look, and when that was seen.
     pub(super) moved: u64,
     pub(super) moved_ns: u64,
+    /// It moved since its last look, and was seen to because it had the core.
+    pub(super) moved_as_holder: bool,
     slept: Slept,
     /// At the last look it could take packets.
     pub(super) waits: bool,
@@ -86,6 +88,7 @@ impl NfWatch {
             taken: 0,
             moved: 0,
             moved_ns: now,
+            moved_as_holder: false,
             slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
             waits: false,
             since_ns: now,

@@ -266,10 +266,11 @@ impl FlowLog {
 
     /// What is counted. Unless it is kept, it begins anew with each metering.
     pub fn counts(&self) -> FlowLogCounts {
+        // Acquire, and first: flows counted as ended are kept, and counted as live no more.
+        let ended = self.count.load(Ordering::Acquire);
         FlowLogCounts {
             live: self.flows.iter().map(|flows| flows.count()).sum(),
-            // Acquire: those that are counted are kept, for one that asks then.
-            ended: self.count.load(Ordering::Acquire),
+            ended,
             lost: self.flows.iter().map(|flows| flows.lost()).sum(),
             // Relaxed: numbers for people.
             unwritten: self.unwritten.load(Ordering::Relaxed),
