@@ -209,6 +209,20 @@ mod tests {
     }
 
     #[test]
+    fn what_moved_on_a_page_is_said_once_and_of_that_page() {
+        let mut rig = Rig::new(40);
+        let (_memory, other) = CorePage::create(40, true).unwrap();
+        assert!(!rig.returns.take_moved(&rig.page.clone()));
+        rig.say_all();
+        assert_eq!(rig.round(), (MOST_FRUITLESS, 0));
+        assert!(!rig.returns.take_moved(&rig.page.clone()), "a hint is no packet");
+        rig.packets[39] = 1;
+        assert_eq!(rig.round().1, 1);
+        assert!(!rig.returns.take_moved(&other));
+        assert_eq!([(); 2].map(|()| rig.returns.take_moved(&rig.page.clone())), [true, false]);
+    }
+
+    #[test]
     fn one_that_says_of_all_that_they_returned_packets_costs_a_bounded_number_of_looks_and_delays_nobody_for_long() {
         let mut rig = Rig::new(900);
         rig.looks.fill(0);

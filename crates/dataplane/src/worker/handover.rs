@@ -41,7 +41,7 @@
 //!
 //! An NF that is alone loses only the hand-over: the kernel divides the core between it and the
 //! others by their weights. So a needless rescue costs little time. A lie costs the rounds until
-//! the rescue, [`NEGLECTS`] times and then once a second.
+//! the rescue, [`NEGLECTS`] times and then once for each time that the page is distrusted.
 //!
 //! # Limits
 //! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
@@ -75,8 +75,9 @@ const PATIENT_ROUNDS: u64 = 3;
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
 /// A look this many nanoseconds late means that the thread lost its core: all times restart.
 const FROZEN_NS: u64 = 50_000_000;
-/// Nanoseconds for which a page is distrusted: at least, and for each that an NF was neglected.
+/// Nanoseconds for which a page is distrusted, at least.
 const DISTRUST_NS: u64 = 1_000_000_000;
+/// A page is distrusted, and neglects are remembered, for this multiple of the longest of them.
 const DISTRUST_FACTOR: u64 = 25;
 /// Altered words in one look, and nanoseconds between two such looks, that make a page distrusted.
 const LIES: (u32, u64) = (2, 100_000_000);
@@ -111,6 +112,8 @@ pub(super) struct Handover {
     quiet_until_ns: u64,
     /// When an NF was last seen to move, or all to have nothing to do.
     moved_ns: u64,
+    /// That time, when all NFs of a crowded page were checked and none had moved.
+    still_since_ns: u64,
     /// Time of the last rescue, and of the last one that passed the core.
     rescued_ns: u64,
     passed_ns: u64,
@@ -141,6 +144,7 @@ impl Handover {
             look_at_ns: 0,
             quiet_until_ns: 0,
             moved_ns: 0,
+            still_since_ns: u64::MAX,
             rescued_ns: 0,
             passed_ns: 0,
             some_wait: false,
@@ -319,6 +323,7 @@ impl Handover {
         }
         if self.is_crowded() {
             self.look_at_holder(now);
+            self.look_at_all(now, waiting > 0);
         }
         self.correct_running(now);
         let (mut left, mut wakes) = (RESCUES, LOOK_WAKES);
@@ -349,7 +354,7 @@ impl Handover {
 
     fn count_lie(&mut self, now: u64) {
         if now.saturating_sub(self.lied_ns) < LIES.1 {
-            self.distrust_until_ns = now + DISTRUST_NS;
+            self.distrust_until_ns = self.distrust_until_ns.max(now + DISTRUST_NS);
         }
         self.lied_ns = now;
     }
@@ -368,12 +373,29 @@ impl Handover {
     /// Checks whether the page's holder of the core moved, whose turn in the circle may be far.
     fn look_at_holder(&mut self, now: u64) {
         let running = self.page.running().load(Ordering::Relaxed);
-        if let Some(at) = running.checked_sub(1).and_then(|slot| self.member(slot))
-            && self.see_moved(at, now)
-        {
-            let member = &mut self.members[at];
-            (member.since_ns, member.moved_as_holder) = (now, true);
+        if let Some(at) = running.checked_sub(1).and_then(|slot| self.member(slot)) {
+            self.look_out_of_turn(at, now);
         }
+    }
+
+    /// Checks all NFs if none was seen to move for long: once until one moves.
+    fn look_at_all(&mut self, now: u64, some_wait: bool) {
+        if some_wait && self.is_still(now) && self.still_since_ns != self.moved_ns {
+            let found = (0..self.members.len()).filter(|at| self.look_out_of_turn(*at, now)).count();
+            if found == 0 {
+                self.still_since_ns = self.moved_ns;
+            }
+        }
+    }
+
+    /// Checks whether an NF moved, apart from its turn in the circle.
+    fn look_out_of_turn(&mut self, at: usize, now: u64) -> bool {
+        let has_moved = self.see_moved(at, now);
+        if has_moved {
+            let member = &mut self.members[at];
+            (member.since_ns, member.moved_meanwhile) = (now, true);
+        }
+        has_moved
     }
 
     /// Starts the next circle: all have been checked.
@@ -428,7 +450,7 @@ impl Handover {
 
     /// Checks whether an NF moved. Returns whether it has packets, could take them, and has not.
     fn see(&mut self, at: usize, now: u64) -> bool {
-        let has_moved = self.see_moved(at, now) | std::mem::take(&mut self.members[at].moved_as_holder);
+        let has_moved = self.see_moved(at, now) | std::mem::take(&mut self.members[at].moved_meanwhile);
         if has_moved {
             self.laps.count_moved();
         }
@@ -535,7 +557,9 @@ impl Handover {
         let part_ns = self.part_ns(&member.handle);
         let owes_ns = member.budget_ns(&self.page).min(0).unsigned_abs();
         let rounds = PATIENT_ROUNDS + owes_ns / part_ns.unsigned_abs().max(1);
-        rounds.saturating_mul(round_ns).min(most_ns).max(self.still_ns)
+        // In a crowd, one that owes may rightly wait until it goes first for having waited.
+        let first_ns = if lap_ns > 0 && owes_ns > 0 { Rules::default().bound_ns + 2 * lap_ns } else { 0 };
+        rounds.saturating_mul(round_ns).min(most_ns).max(first_ns).max(self.still_ns)
     }
 
     /// An NF's part of a round, in nanoseconds.
@@ -615,12 +639,13 @@ impl Handover {
     /// Counts a rescue of an NF while others moved; else as [`Self::strike`].
     fn neglect(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
-        // In a crowd it may wait for long, each time. A page is distrusted for much longer.
-        let waited_ns = now.saturating_sub(member.since_ns);
+        let longest_ns = member.neglected_ns.max(now.saturating_sub(member.since_ns));
+        let (kept_ns, since_ns) = (DISTRUST_FACTOR * longest_ns, member.alone_until_ns.max(self.distrust_until_ns));
         // Since it joined hand-overs again.
-        let strikes = member.neglects.add(NEGLECT_NS.max(2 * waited_ns), member.alone_until_ns.max(self.distrust_until_ns), now);
+        let strikes = member.neglects.add(NEGLECT_NS.max(kept_ns), since_ns, now);
+        member.neglected_ns = if strikes == 1 { now.saturating_sub(member.since_ns) } else { longest_ns };
         if strikes >= NEGLECTS {
-            self.distrust_until_ns = now + DISTRUST_NS.max(DISTRUST_FACTOR * waited_ns);
+            self.distrust_until_ns = self.distrust_until_ns.max(now + DISTRUST_NS.max(DISTRUST_FACTOR * member.neglected_ns));
         }
         self.take_out(at, strikes, now)
     }

@@ -31,8 +31,9 @@ struct Rig {
     handover: Handover,
     nfs: Vec<Nf>,
     now: u64,
-    /// An NF returned packets since the thread took what there was.
+    /// An NF returned packets since the thread took what there was; and whether it notes that.
     have_returned: bool,
+    notes_returned: bool,
 }
 
 impl Rig {
@@ -50,7 +51,7 @@ impl Rig {
                 nf
             })
             .collect();
-        let mut rig = Self { handover, nfs, now, have_returned: false };
+        let mut rig = Self { handover, nfs, now, have_returned: false, notes_returned: true };
         rig.pass(0);
         rig
     }
@@ -71,7 +72,7 @@ impl Rig {
     fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         loop {
-            if self.handover.looks_at_some(self.now) && std::mem::take(&mut self.have_returned) {
+            if self.handover.looks_at_some(self.now) && std::mem::take(&mut self.have_returned) && self.notes_returned {
                 self.handover.note_moved(self.now);
             }
             self.handover.step(&[], 0, self.now);
@@ -631,10 +632,11 @@ fn assert_none_struck(rig: &Rig, what: &str) {
 #[test]
 fn a_crowd_that_goes_round_as_looks_do_is_neither_neglected_nor_taken_for_still() {
     // The microseconds of a turn.
-    for (nfs, packets) in [(200, 16), (200, 17), (200, 25), (200, 100), (500, 120)] {
-        let mut rig = Rig::new(nfs);
+    let cases = [(200, 16), (200, 17), (200, 25), (200, 100), (500, 120)];
+    for ((nfs, packets), notes_returned) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let mut rig = Rig { notes_returned, ..Rig::new(nfs) };
         run_honest(&mut rig, 500 * MS, |unread| if unread == 0 { packets } else { 0 });
-        let what = format!("{nfs} NFs, {packets} packets");
+        let what = format!("{nfs} NFs, {packets} packets, {notes_returned}");
         assert_none_struck(&rig, &what);
         let moved = rig.handover.members.iter().filter(|member| member.moved > 0).count();
         assert_eq!(moved, usize::from(nfs), "{what}");
@@ -653,15 +655,29 @@ fn a_crowd_from_which_nfs_go_is_not_neglected() {
 }
 
 #[test]
-fn a_crowd_that_stands_still_is_rescued_as_soon_as_a_few_are() {
+fn a_crowd_with_one_that_owes_again_and_again_is_believed() {
     let mut rig = Rig::new(200);
-    run_honest(&mut rig, 50 * MS, |unread| if unread == 0 { 20 } else { 0 });
-    assert_none_struck(&rig, "while they go round");
-    // Nobody works, as if the holder of the core hung.
-    let woken = |rig: &Rig| (0..200).map(|nf| rig.wakes(nf)).sum::<u64>();
-    let before = woken(&rig);
-    rig.pass(4 * MS);
-    assert!(woken(&rig) > before);
+    for _ in 0..8 {
+        rig.page().set_budget(7, -4 * MS as i64);
+        run_honest(&mut rig, 150 * MS, |unread| if unread == 0 { 35 } else { 0 });
+    }
+    // It may be rescued when its debt is nearly paid.
+    let most = rig.handover.members.iter().map(|member| member.neglects.n).max();
+    assert!(rig.handover.distrust_until_ns == 0 && most < Some(STRIKES), "{most:?}");
+}
+
+#[test]
+fn a_crowd_that_stands_still_is_soon_rescued() {
+    for notes_returned in [false, true] {
+        let mut rig = Rig { notes_returned, ..Rig::new(200) };
+        run_honest(&mut rig, 50 * MS, |unread| if unread == 0 { 20 } else { 0 });
+        assert_none_struck(&rig, "while they go round");
+        // Nobody works, as if the holder of the core hung.
+        let woken = |rig: &Rig| (0..200).map(|nf| rig.wakes(nf)).sum::<u64>();
+        let before = woken(&rig);
+        rig.pass(4 * MS);
+        assert!(woken(&rig) > before);
+    }
 }
 
 #[test]
@@ -692,6 +708,28 @@ fn one_that_is_neglected_for_long_each_time_has_its_page_distrusted_for_much_lon
         rig.handover.neglect(0, rig.now);
     }
     assert_eq!(rig.handover.distrust_until_ns, rig.now + 25 * WAITED_NS);
+}
+
+#[test]
+fn neglects_of_a_crowd_are_remembered_by_the_longest_of_them_and_a_small_lie_does_not_end_distrust() {
+    const WAITED_NS: u64 = 400 * MS;
+    let mut rig = Rig::new(2);
+    let neglect = |rig: &mut Rig, waited_ns| {
+        rig.handover.members[0].since_ns = rig.now - waited_ns;
+        rig.handover.neglect(0, rig.now);
+        rig.now += 1_100 * MS;
+    };
+    (1..NEGLECTS).for_each(|_| neglect(&mut rig, WAITED_NS));
+    assert_eq!(rig.handover.distrust_until_ns, 0);
+    let now = rig.now;
+    neglect(&mut rig, MS);
+    let until = now + 25 * WAITED_NS;
+    assert_eq!(rig.handover.distrust_until_ns, until);
+    for _ in 0..2 {
+        rig.handover.count_lie(rig.now);
+        rig.now += MS;
+    }
+    assert_eq!(rig.handover.distrust_until_ns, until);
 }
 
 /// How long an NF of a crowd of `nfs` waits at most until its page is distrusted, while the others

@@ -4,8 +4,8 @@
 //! NFs share, which counts their own time alone. So an NF there may wait for some laps, as they are
 //! measured. A liar can make a lap longer, but not longer than [`LONGEST_TURN_NS`] for each NF.
 
-/// Most nanoseconds of a lap for each NF that shares the core. Three such laps are longer than one
-/// lap of honest NFs that hand the core over within three times this.
+/// Most nanoseconds of a lap for each NF that shares the core. An NF waits for three laps, so turns
+/// of three times this are not yet too long.
 const LONGEST_TURN_NS: u64 = 150_000;
 
 #[derive(Debug, Clone, Copy, Default)]

@@ -49,11 +49,11 @@ pub(super) struct NfWatch {
     pub(super) handle: Arc<NfHandle>,
     /// Packets that it has taken from its rings.
     taken: u64,
-    /// What it had moved at the last look, and when that was seen.
+    /// What it had moved when that was checked last, and when it was last seen to have moved.
     pub(super) moved: u64,
     pub(super) moved_ns: u64,
-    /// It moved since its last look, and was seen to because it had the core.
-    pub(super) moved_as_holder: bool,
+    /// It moved since its last look, as was seen between two of its looks.
+    pub(super) moved_meanwhile: bool,
     slept: Slept,
     /// At the last look it could take packets.
     pub(super) waits: bool,
@@ -66,6 +66,8 @@ pub(super) struct NfWatch {
     /// Rescues while no NF moved, or slices held meanwhile; and rescues while others moved.
     pub(super) silences: Strikes,
     pub(super) neglects: Strikes,
+    /// Its longest wait of the neglects that count, in nanoseconds.
+    pub(super) neglected_ns: u64,
     pub(super) thefts: Thefts,
     /// When it joins hand-overs again, if it is alone.
     pub(super) alone_until_ns: u64,
@@ -88,7 +90,7 @@ impl NfWatch {
             taken: 0,
             moved: 0,
             moved_ns: now,
-            moved_as_holder: false,
+            moved_meanwhile: false,
             slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
             waits: false,
             since_ns: now,
@@ -97,6 +99,7 @@ impl NfWatch {
             pause_ns: 0,
             silences: Strikes::default(),
             neglects: Strikes::default(),
+            neglected_ns: 0,
             thefts: Thefts::default(),
             alone_until_ns: 0,
             is_absent: false,
