@@ -45,9 +45,10 @@
 //!
 //! # Limits
 //! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
-//! checked less often, so rescues come later. If the NFs of a page are more than a look checks, an
-//! NF may wait for three laps of them, as they are measured ([`Laps`]). An NF behind more sleepers
-//! than its rescues wake ([`super::thefts`]) sleeps until its timeout (a second).
+//! checked less often, so rescues come later. If the NFs of a page are more than a look checks, all
+//! are checked before none is said to move, and an NF may wait for three laps of them, as they are
+//! measured ([`Laps`]). An NF behind more sleepers than its rescues wake ([`super::thefts`]) sleeps
+//! until its timeout (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,7 +78,8 @@ const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
 const FROZEN_NS: u64 = 50_000_000;
 /// Nanoseconds for which a page is distrusted, at least.
 const DISTRUST_NS: u64 = 1_000_000_000;
-/// A page is distrusted, and neglects are remembered, for this multiple of the longest of them.
+/// In a crowd an NF may wait for long: the page is distrusted, and neglects are remembered, for
+/// this multiple of the longest of them.
 const DISTRUST_FACTOR: u64 = 25;
 /// Altered words in one look, and nanoseconds between two such looks, that make a page distrusted.
 const LIES: (u32, u64) = (2, 100_000_000);
@@ -380,9 +382,10 @@ impl Handover {
 
     /// Checks all NFs if none was seen to move for long: once until one moves.
     fn look_at_all(&mut self, now: u64, some_wait: bool) {
-        if some_wait && self.is_still(now) && self.still_since_ns != self.moved_ns {
-            let found = (0..self.members.len()).filter(|at| self.look_out_of_turn(*at, now)).count();
-            if found == 0 {
+        // Without hand-overs nothing depends on it.
+        if some_wait && self.page.hands_over() && self.is_still(now) && self.still_since_ns != self.moved_ns {
+            let found = (0..self.members.len()).fold(false, |found, at| self.look_out_of_turn(at, now) | found);
+            if !found {
                 self.still_since_ns = self.moved_ns;
             }
         }
@@ -638,12 +641,14 @@ impl Handover {
 
     /// Counts a rescue of an NF while others moved; else as [`Self::strike`].
     fn neglect(&mut self, at: usize, now: u64) -> bool {
+        let is_crowded = self.is_crowded();
         let member = &mut self.members[at];
-        let longest_ns = member.neglected_ns.max(now.saturating_sub(member.since_ns));
+        let waited_ns = if is_crowded { now.saturating_sub(member.since_ns) } else { 0 };
+        let longest_ns = member.neglected_ns.max(waited_ns);
         let (kept_ns, since_ns) = (DISTRUST_FACTOR * longest_ns, member.alone_until_ns.max(self.distrust_until_ns));
         // Since it joined hand-overs again.
         let strikes = member.neglects.add(NEGLECT_NS.max(kept_ns), since_ns, now);
-        member.neglected_ns = if strikes == 1 { now.saturating_sub(member.since_ns) } else { longest_ns };
+        member.neglected_ns = if strikes == 1 { waited_ns } else { longest_ns };
         if strikes >= NEGLECTS {
             self.distrust_until_ns = self.distrust_until_ns.max(now + DISTRUST_NS.max(DISTRUST_FACTOR * member.neglected_ns));
         }

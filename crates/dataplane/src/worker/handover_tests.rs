@@ -698,9 +698,9 @@ fn one_of_a_crowd_that_has_just_moved_keeps_the_core_though_its_look_was_long_ag
 }
 
 #[test]
-fn one_that_is_neglected_for_long_each_time_has_its_page_distrusted_for_much_longer() {
+fn one_of_a_crowd_that_is_neglected_for_long_each_time_has_its_page_distrusted_for_much_longer() {
     const WAITED_NS: u64 = 2_000 * MS;
-    let mut rig = Rig::new(2);
+    let mut rig = Rig::new(LOOKED_AT as u16 + 1);
     for _ in 0..NEGLECTS {
         assert_eq!(rig.handover.distrust_until_ns, 0);
         rig.handover.members[0].since_ns = rig.now;
@@ -713,7 +713,7 @@ fn one_that_is_neglected_for_long_each_time_has_its_page_distrusted_for_much_lon
 #[test]
 fn neglects_of_a_crowd_are_remembered_by_the_longest_of_them_and_a_small_lie_does_not_end_distrust() {
     const WAITED_NS: u64 = 400 * MS;
-    let mut rig = Rig::new(2);
+    let mut rig = Rig::new(LOOKED_AT as u16 + 1);
     let neglect = |rig: &mut Rig, waited_ns| {
         rig.handover.members[0].since_ns = rig.now - waited_ns;
         rig.handover.neglect(0, rig.now);

@@ -8,7 +8,7 @@
 /// of three times this are not yet too long.
 const LONGEST_TURN_NS: u64 = 150_000;
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Laps {
     /// NFs that have packets or moved lately: their number, and their sum of shares, of
     /// [`WHOLE`](sluice_shm::core_page::WHOLE). Counted anew in each circle of looks.

@@ -66,7 +66,7 @@ pub(super) struct NfWatch {
     /// Rescues while no NF moved, or slices held meanwhile; and rescues while others moved.
     pub(super) silences: Strikes,
     pub(super) neglects: Strikes,
-    /// Its longest wait of the neglects that count, in nanoseconds.
+    /// In a crowd, its longest wait of the neglects that count, in nanoseconds.
     pub(super) neglected_ns: u64,
     pub(super) thefts: Thefts,
     /// When it joins hand-overs again, if it is alone.
