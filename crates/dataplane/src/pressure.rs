@@ -28,6 +28,9 @@ use sluice_api::config::Sched;
 /// Nanoseconds without returned packets after which an NF stands still: several rounds of a core.
 const STILL_NS: u64 = 10_000_000;
 
+/// Watched NFs that a round checks at most, in turn: hundreds would double the round.
+const LOOKED_AT: usize = 64;
+
 /// NFs with queues above the high watermark: a bit each, raised by packet threads, taken by Wakeup.
 #[derive(Debug)]
 pub struct Alerts {
@@ -82,6 +85,8 @@ impl Alerts {
 #[derive(Debug, Clone, Copy, Default)]
 struct Watched {
     watch: QueueWatch,
+    /// It is among those that are watched.
+    is_watched: bool,
     /// Packets that it had returned, and since when: the oldest one has waited at least that long.
     returned: u64,
     since_ns: u64,
@@ -96,6 +101,8 @@ pub struct Throttling {
     threshold_ns: u64,
     states: Vec<Watched>,
     watched: Vec<u16>,
+    /// Index of the watched NF that is checked next.
+    next: usize,
     pressure: Pressure,
     /// Paths, NFs and generation of the tables that `pressure` was made from.
     made_of: (u32, usize, u32),
@@ -111,6 +118,7 @@ impl Throttling {
             threshold_ns: 0,
             states: Vec::new(),
             watched: Vec::new(),
+            next: 0,
             pressure: Pressure::new::<Vec<usize>>(0, &[]),
             made_of: (0, 0, 0),
         };
@@ -124,7 +132,8 @@ impl Throttling {
         self.threshold_ns = u64::from(sched.queueing_us) * 1_000;
     }
 
-    /// Checks every NF that was alerted since the last round or is being watched.
+    /// Checks the NFs that were alerted since the last round or are being watched: all of them, or
+    /// the next [`LOOKED_AT`].
     #[inline]
     pub fn step(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let Self { alerts, watched, states, .. } = self;
@@ -132,8 +141,9 @@ impl Throttling {
             if states.len() <= nf as usize {
                 states.resize(nf as usize + 1, Watched::default());
             }
-            if !watched.contains(&nf) {
-                states[nf as usize].since_ns = now_ns;
+            let state = &mut states[nf as usize];
+            if !state.is_watched {
+                (state.is_watched, state.since_ns) = (true, now_ns);
                 watched.push(nf);
             }
         });
@@ -149,8 +159,11 @@ impl Throttling {
 
     fn look(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let mut changed = false;
-        let mut at = 0;
-        while let Some(&number) = self.watched.get(at) {
+        for _ in 0..self.watched.len().min(LOOKED_AT) {
+            // The last one takes the place of one that is watched no more.
+            let at = if self.next < self.watched.len() { self.next } else { 0 };
+            self.next = at;
+            let Some(&number) = self.watched.get(at) else { break };
             let watched = &mut self.states[number as usize];
             let Some(Some(end)) = nfs.get(number as usize) else {
                 *watched = Watched::default();
@@ -170,7 +183,7 @@ impl Throttling {
             if handle.gate.held.load(Ordering::Relaxed) {
                 // A held NF with a long queue is no bottleneck. Its time starts when it is free.
                 watched.since_ns = now_ns;
-                at += 1;
+                self.next += 1;
                 continue;
             }
             let (posted, returned) = handle.posted_returned();
@@ -196,9 +209,10 @@ impl Throttling {
                 }
             }
             if watch.state() == QueueState::Clear {
+                watched.is_watched = false;
                 self.watched.swap_remove(at);
             } else {
-                at += 1;
+                self.next += 1;
             }
         }
         if changed {

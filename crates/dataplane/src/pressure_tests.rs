@@ -51,7 +51,8 @@ struct Rig {
 impl Rig {
     /// NFs of unknown cost, the named ones polling, and chains over them.
     fn new(nfs: u16, polling: &[u16], chains: &[&[u16]]) -> Self {
-        let (alerts, page) = (Arc::new(Alerts::new(64)), core_page(16));
+        let most = u32::from(nfs).max(16);
+        let (alerts, page) = (Arc::new(Alerts::new(most as usize)), core_page(most));
         let make = |number| Some(end(&Fake { poll: polling.contains(&number), ..Fake::default() }.on(&page, number)));
         let nfs = (0..nfs).map(make).collect();
         let throttling = Throttling::new(alerts.clone(), &Sched::default());
@@ -333,4 +334,27 @@ fn polling_nfs_throttle_and_are_never_put_to_sleep() {
     assert_eq!(rig.held(), [1]);
     rig.clear(2);
     assert!(rig.held().is_empty());
+}
+
+#[test]
+fn of_hundreds_a_round_checks_some_and_each_has_its_turn() {
+    const NFS: usize = 2 * LOOKED_AT + 20;
+    let mut rig = Rig::new(NFS as u16, &[], &[]);
+    let throttled = |rig: &Rig| (0..NFS).filter(|nf| rig.is_throttled(*nf)).count();
+    for nf in 0..NFS {
+        rig.cost(nf, LONG_NS);
+        rig.queue(nf, HIGH);
+    }
+    for expected in [LOOKED_AT, 2 * LOOKED_AT, NFS] {
+        rig.step();
+        assert_eq!(throttled(&rig), expected);
+    }
+    // One that goes leaves no gap in which another is forgotten.
+    rig.replace(3);
+    (0..NFS).for_each(|nf| rig.queue(nf, 0));
+    (0..3).for_each(|_| rig.step());
+    assert_eq!(throttled(&rig), 0);
+    assert!(rig.throttling.is_quiet());
+    rig.jam(NFS - 1);
+    rig.clear(NFS - 1);
 }
