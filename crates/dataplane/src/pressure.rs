@@ -3,11 +3,12 @@
 //! # Approach
 //! A thread that puts packets on a ring compares its queue with the high watermark and raises an
 //! [`Alerts`] bit: one comparison a burst. Each round, the Wakeup role reads the alerts, runs a
-//! small state machine for each alerted NF ([`sluice_policy::sched::backpressure`]), and writes its
-//! decision to the NF's handle, which gates read anyway. A gate refuses a path while an NF of it is
-//! throttled. So exactly the chains through slow instances are refused, without any notification.
-//! NFs that could only lengthen a bottleneck's queue are held: their own page makes them sleep
-//! after the burst, and their core's page stops others from starting them.
+//! small state machine ([`sluice_policy::sched::backpressure`]) for each alerted NF, of hundreds
+//! for some in turn, and writes its decision to the NF's handle, which gates read anyway. A gate
+//! refuses a path while an NF of it is throttled. So exactly the chains through slow instances are
+//! refused, without any notification. NFs that could only lengthen a bottleneck's queue are held:
+//! their own page makes them sleep after the burst, and their core's page stops others from
+//! starting them.
 //!
 //! # Limits
 //! Effects on NFs upstream are computed over the paths in use; new paths count within 10 ms.
@@ -126,7 +127,7 @@ impl Throttling {
         throttling
     }
 
-    /// Changes the limits of queues. NFs that are watched now follow them in the next round.
+    /// Changes the limits of queues. NFs that are watched follow them when they are checked next.
     pub fn tune(&mut self, sched: &Sched) {
         (self.high_percent, self.low_percent) = (sched.high_watermark, sched.low_watermark);
         self.threshold_ns = u64::from(sched.queueing_us) * 1_000;
@@ -159,65 +160,71 @@ impl Throttling {
 
     fn look(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let mut changed = false;
+        // The last one takes the place of one that is watched no more. Where not all are checked,
+        // it waits for the next circle: else new ones at the end could keep the others waiting.
+        let step_on = usize::from(self.watched.len() > LOOKED_AT);
         for _ in 0..self.watched.len().min(LOOKED_AT) {
-            // The last one takes the place of one that is watched no more.
             let at = if self.next < self.watched.len() { self.next } else { 0 };
-            self.next = at;
             let Some(&number) = self.watched.get(at) else { break };
-            let watched = &mut self.states[number as usize];
-            let Some(Some(end)) = nfs.get(number as usize) else {
-                *watched = Watched::default();
-                self.watched.swap_remove(at);
-                continue;
-            };
-            let handle = &end.handle;
-            if handle.governed.load(Ordering::Relaxed) {
-                // Its ring fills in others' slices, as intended: credits bound it.
-                *watched = Watched::default();
-                self.watched.swap_remove(at);
-                if handle.gate.throttled.swap(false, Ordering::Relaxed) && usize::from(number) < self.made_of.1 {
-                    changed |= self.pressure.set(usize::from(number), false);
-                }
-                continue;
-            }
-            if handle.gate.held.load(Ordering::Relaxed) {
-                // A held NF with a long queue is no bottleneck. Its time starts when it is free.
-                watched.since_ns = now_ns;
-                self.next += 1;
-                continue;
-            }
-            let (posted, returned) = handle.posted_returned();
-            let queue = u32::try_from(posted.saturating_sub(returned)).unwrap_or(u32::MAX);
-            if watched.returned != returned {
-                (watched.returned, watched.since_ns) = (returned, now_ns);
-            }
-            let age_ns = now_ns.saturating_sub(watched.since_ns);
-            let watch = &mut watched.watch;
-            let limits = Watermarks::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
-            let service = handle.load.service_ns.get();
-            let service = (service > 0.0).then(|| service.ceil() as u64);
-            // An NF that waits for its core is no bottleneck; one that stands still is.
-            let age_ns = if age_ns > STILL_NS { age_ns } else { 0 };
-            if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
-                let throttled = watch.state() == QueueState::Throttle;
-                handle.gate.throttled.store(throttled, Ordering::Relaxed);
-                if throttled {
-                    handle.gate.throttles.fetch_add(1, Ordering::Relaxed);
-                }
-                if (number as usize) < self.made_of.1 {
-                    changed |= self.pressure.set(number as usize, throttled);
-                }
-            }
-            if watch.state() == QueueState::Clear {
-                watched.is_watched = false;
-                self.watched.swap_remove(at);
+            let stays = self.check(number, nfs.get(usize::from(number)).and_then(Option::as_ref), now_ns, &mut changed);
+            if stays {
+                self.next = at + 1;
             } else {
-                self.next += 1;
+                self.states[usize::from(number)].is_watched = false;
+                self.watched.swap_remove(at);
+                self.next = at + step_on;
             }
         }
         if changed {
             self.apply(nfs);
         }
+    }
+
+    /// Whether a watched NF has to be checked again. Sets `changed` if it is throttled from now on,
+    /// or no more.
+    fn check(&mut self, number: u16, end: Option<&NfEnd>, now_ns: u64, changed: &mut bool) -> bool {
+        let watched = &mut self.states[usize::from(number)];
+        let Some(NfEnd { handle, .. }) = end else {
+            *watched = Watched::default();
+            return false;
+        };
+        let is_known = usize::from(number) < self.made_of.1;
+        if handle.governed.load(Ordering::Relaxed) {
+            // Its ring fills in others' slices, as intended: credits bound it.
+            *watched = Watched::default();
+            if handle.gate.throttled.swap(false, Ordering::Relaxed) && is_known {
+                *changed |= self.pressure.set(usize::from(number), false);
+            }
+            return false;
+        }
+        if handle.gate.held.load(Ordering::Relaxed) {
+            // A held NF with a long queue is no bottleneck. Its time starts when it is free.
+            watched.since_ns = now_ns;
+            return true;
+        }
+        let (posted, returned) = handle.posted_returned();
+        let queue = u32::try_from(posted.saturating_sub(returned)).unwrap_or(u32::MAX);
+        if watched.returned != returned {
+            (watched.returned, watched.since_ns) = (returned, now_ns);
+        }
+        let age_ns = now_ns.saturating_sub(watched.since_ns);
+        let watch = &mut watched.watch;
+        let limits = Watermarks::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
+        let service = handle.load.service_ns.get();
+        let service = (service > 0.0).then(|| service.ceil() as u64);
+        // An NF that waits for its core is no bottleneck; one that stands still is.
+        let age_ns = if age_ns > STILL_NS { age_ns } else { 0 };
+        if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
+            let throttled = watch.state() == QueueState::Throttle;
+            handle.gate.throttled.store(throttled, Ordering::Relaxed);
+            if throttled {
+                handle.gate.throttles.fetch_add(1, Ordering::Relaxed);
+            }
+            if is_known {
+                *changed |= self.pressure.set(usize::from(number), throttled);
+            }
+        }
+        watch.state() != QueueState::Clear
     }
 
     fn apply(&mut self, nfs: &[Option<NfEnd>]) {

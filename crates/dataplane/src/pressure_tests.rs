@@ -358,3 +358,16 @@ fn of_hundreds_a_round_checks_some_and_each_has_its_turn() {
     rig.jam(NFS - 1);
     rig.clear(NFS - 1);
 }
+
+#[test]
+fn one_of_hundreds_has_its_turn_though_others_come_and_go() {
+    let mut rig = Rig::new(3 * LOOKED_AT as u16, &[], &[]);
+    rig.jam(0);
+    for round in 0..8 {
+        (1..2 * LOOKED_AT + 2).for_each(|nf| rig.alerts.raise(nf as u16));
+        rig.step();
+        assert!(round > 0 || rig.is_throttled(0));
+        rig.queue(0, 0);
+    }
+    assert!(!rig.is_throttled(0));
+}

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use sluice_api::config::{Chain, Rule};
-use sluice_api::model::{Apply, NfState, Stats, TraceRequest, TracedPacket};
+use sluice_api::model::{Apply, NfState, Stats, TraceRequest, TracedPacket, Upgrade};
 
 use crate::skip::skip;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal};
@@ -135,6 +135,12 @@ fn neighbours_of_a_chain_are_one_nf_between_others_and_are_throttled_as_one() {
 #[test]
 fn another_version_of_a_part_replaces_the_group_under_load_without_a_loss() {
     let mut daemon = Daemon::start("", &three(100));
+    // One part alone has no instances that could be replaced.
+    for (service, why) in [("cost", "it is a part of web.fused"), ("web.fused", "it is a group")] {
+        let to = Upgrade { exec: "sluice-nf-cost".into(), args: None };
+        let said = daemon.client().upgrade(service, &to).expect_err("it is refused").to_string();
+        assert!(said.contains(why) && said.contains("apply a configuration with"), "{said}");
+    }
     for cycles in [200, 300] {
         let had = find_port(&daemon.stats(), "all").tx_packets;
         daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > had + 10_000);

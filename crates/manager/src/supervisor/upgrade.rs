@@ -127,6 +127,16 @@ impl Supervisor {
         if service.config.attach {
             return refused("its instances come by themselves; start the new version in their place");
         }
+        if service.config.is_group() && !service.config.is_inline() {
+            return refused("it is a group; apply a configuration with other programs of its parts, which replaces the group");
+        }
+        let groups = self.services.iter().flatten().filter(|service| service.config.is_group());
+        if let Some(group) = groups.map(|service| &service.config).find(|group| group.parts.iter().any(|part| part == name)) {
+            return refused(&format!(
+                "it is a part of {}, which is replaced as a whole; apply a configuration with its new program",
+                group.name
+            ));
+        }
         if service.config.is_inline() {
             return refused("it runs in the packet threads; apply a configuration with other arguments of its parts");
         }

@@ -39,7 +39,7 @@ use sluice_shm::{BURST, CACHE_LINE};
 use crate::af_packet;
 use crate::error::PortError;
 use crate::watch::{self, Failed, Interface, SocketSource, Watched};
-use ring::{Rings, bind, is_zero_copy, kick, overruns, socket};
+use ring::{Rings, bind, go_on_receiving, is_zero_copy, kick, overruns, socket};
 use sluice_api::config::AfXdp;
 use sluice_api::drops::PortDrop;
 use sluice_api::model::PortState;
@@ -253,7 +253,11 @@ impl PortQueue for Queue {
             socket.rings.rx.give_back();
         }
         self.lent.filling = self.lent.filling.saturating_sub(came);
+        let had = self.lent.filling;
         self.refill(frames);
+        if came == 0 || self.lent.filling > had {
+            self.socket.iter().for_each(|socket| go_on_receiving(&socket.fd, &socket.rings.fill));
+        }
         n
     }
 

@@ -183,6 +183,17 @@ pub(super) fn kick(fd: &OwnedFd, tx: &Ring, packets: usize) {
     }
 }
 
+/// Makes a driver go on receiving that has found the fill ring empty.
+#[inline]
+pub(super) fn go_on_receiving(fd: &OwnedFd, fill: &Ring) {
+    if fill.wants_wakeup() {
+        // SAFETY: a call without memory. An error shows in the next call, which repeats it.
+        unsafe {
+            libc::recvfrom(fd.as_raw_fd(), std::ptr::null_mut(), 0, libc::MSG_DONTWAIT, std::ptr::null_mut(), std::ptr::null_mut())
+        };
+    }
+}
+
 /// Packets that the kernel dropped because it found no chunk or slot for them.
 pub(super) fn overruns(fd: &OwnedFd) -> io::Result<u64> {
     // SAFETY: all zeros is a value of this plain structure.

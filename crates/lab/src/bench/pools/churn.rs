@@ -37,7 +37,7 @@ pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
 /// Packets of a flow.
 const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
-const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 80_000, 100_000, 120_000, 150_000];
+const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 80_000, 100_000, 120_000, 160_000];
 /// The same with NFs on several cores: how many, the variant, and the rates.
 const SPREAD: [(usize, &str, [u32; 4]); 2] =
     [(2, "two-cores", [70_000, 110_000, 140_000, 180_000]), (3, "three-cores", [90_000, 150_000, 210_000, 270_000])];
@@ -99,7 +99,7 @@ fn plan(lab: &Lab) -> Trials {
     };
     for (crowd, packets) in CROWDS.iter().flat_map(|crowd| PACKETS.map(|packets| (*crowd, packets))) {
         for offered in OFFERED {
-            let setup = setup(lab, f64::from(offered), crowd, packets);
+            let setup = with_queue(setup(lab, f64::from(offered), crowd, packets));
             plan.cases.push(case(PER_FLOW, of(crowd.0, packets, offered), setup));
         }
     }
@@ -107,7 +107,7 @@ fn plan(lab: &Lab) -> Trials {
         let of = of(CROWDS[0].0, PACKETS[0], offered);
         match lab.cores.own(number) {
             Ok(cores) => {
-                let mut setup = setup(lab, f64::from(offered), CROWDS[0], PACKETS[0]);
+                let mut setup = with_queue(setup(lab, f64::from(offered), CROWDS[0], PACKETS[0]));
                 setup.services[0].core = cores[0];
                 setup.services[0].more_cores = cores[1..].to_vec();
                 plan.cases.push(case(name, of, setup));
@@ -117,9 +117,7 @@ fn plan(lab: &Lab) -> Trials {
     }
     for (name, offered) in ["reset", "strict"].iter().flat_map(|name| STRICT.map(|offered| (*name, offered))) {
         let mut setup = setup(lab, f64::from(offered), CROWDS[0], PACKETS[0]);
-        // A process comes in a millisecond: with a long queue, flows would wait for a second.
-        let pools = setup.services.iter_mut().filter_map(|service| service.pool.as_mut());
-        pools.for_each(|pool| (pool.strict, pool.queue) = (name == "strict", None));
+        setup.services.iter_mut().filter_map(|service| service.pool.as_mut()).for_each(|pool| pool.strict = name == "strict");
         plan.cases.push(case(name, params(&[("offered", offered.into())]), setup));
     }
     plan
@@ -139,9 +137,15 @@ fn case(name: &'static str, of: Params, setup: Setup) -> Case {
     Case { name: name.into(), params: of, run: Box::new(run) }
 }
 
+/// The same with room for [`QUEUE`] packets that wait.
+fn with_queue(mut setup: Setup) -> Setup {
+    setup.services.iter_mut().filter_map(|service| service.pool.as_mut()).for_each(|pool| pool.queue = Some(QUEUE));
+    setup
+}
+
 /// Flows of this length that begin at this rate.
 pub fn setup(lab: &Lab, flows_per_s: f64, (flows, members): (u32, u32), flow_packets: u32) -> Setup {
-    let pool = Pool { linger_ms: 0, when_empty: "wait", queue: Some(QUEUE), ..Pool::of(members, RING) };
+    let pool = Pool { linger_ms: 0, when_empty: "wait", ..Pool::of(members, RING) };
     let nf = Service {
         name: POOL.into(),
         exec: NF.into(),
