@@ -202,14 +202,30 @@ fn what_is_lost_inside_is_shown() {
     for reason in ["nf_died", "nf_gone"] {
         let daemon = Daemon::start("", &body);
         let (mut client, mut killed) = (daemon.client(), None);
-        // Killed again and again while it has packets, and while more are on their way to it.
+        let mut stats = move || client.stats().unwrap();
+        // Killed again and again while it has packets, or while more are on their way to it, which
+        // come when it is gone.
         let row = ask_while(&daemon, reason, || {
-            let stats = client.stats().unwrap();
-            let b = find_nf(&stats, "b.0");
-            if b.state == NfState::Running && b.queue > 0 && b.pid != killed {
+            let now = stats();
+            let (a, b) = (find_nf(&now, "a.0"), find_nf(&now, "b.0"));
+            if b.state != NfState::Running || b.pid == killed {
+                return;
+            }
+            if reason == "nf_died" {
+                if b.queue > 0 {
+                    killed = b.pid;
+                    signal(b, Signal::KILL);
+                }
+                return;
+            }
+            signal(a, Signal::STOP);
+            if find_nf(&stats(), "a.0").queue > 0 {
                 killed = b.pid;
                 signal(b, Signal::KILL);
+                let until = Instant::now() + PATIENCE;
+                while Instant::now() < until && find_nf(&stats(), "b.0").pid == killed {}
             }
+            signal(a, Signal::CONT);
         });
         let sample = headers(&row, GENERATED);
         assert_eq!((&sample["nf"], &sample["path"][1]), (&"b.0".into(), &"b.0".into()), "{row}");
