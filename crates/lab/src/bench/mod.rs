@@ -20,6 +20,7 @@ mod forward;
 mod host;
 mod host_speed;
 mod hostile_tenant;
+mod interfaces;
 mod interference;
 mod lab;
 mod latency;
@@ -70,6 +71,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::watermarks::EXPERIMENT,
     sched::overhead::EXPERIMENT,
     outside::idle::EXPERIMENT,
+    interfaces::EXPERIMENT,
     outside::controllers::EXPERIMENT,
     outside::linux_schedulers::EXPERIMENT,
     outside::workflow::EXPERIMENT,

@@ -10,6 +10,10 @@
 //! - `gen/each` and `null/each`: a packet thread, and a core for NFs, for each port. Each thread
 //!   has a queue of each port. A chain without a pool has an NF for each thread.
 //!
+//! - `null/inline` and `null/needed`: [`INLINE`] bridges in the packet thread between two such
+//!   devices, packets of 64 bytes; with `needed` they are not looked up in the flow table. So it is
+//!   what a packet thread does where nothing else takes its time.
+//!
 //! With `one`, all ports share a packet thread, and all NFs share a core: what is shown is the cost
 //! of more ports. `of_one_port` is the total delivered rate, relative to that of one port of the
 //! same kind in the same turn; `least_of_most` is the rate of the sending port that sends least,
@@ -28,6 +32,7 @@
 use std::fmt::Write;
 
 use serde_json::Value;
+use sluice_api::config::Run;
 use sluice_api::model::Stats;
 
 use super::{Kind, frames, ring};
@@ -50,6 +55,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 const PORTS: [u32; 3] = [1, 2, 4];
 /// NFs of pools, of all chains together.
 const NFS: u32 = 16;
+/// Bridges between two devices.
+const INLINE: usize = 3;
+const BRIDGE: &str = "sluice-nf-bridge";
 /// Size of a packet without the four bytes of its frame check sequence, as ports are configured.
 const BYTES: u32 = 128 - 4;
 
@@ -77,14 +85,26 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
+const BETWEEN: Group = Group {
+    title: "64-byte packets through bridges in the packet thread, between two devices without a wire",
+    keys: &["nfs"],
+    columns: &[DELIVERED, Column::new("manager_busy_percent", "manager busy %", 1.0, 1)],
+    plotted: 1,
+    form: Form::Bars,
+};
+
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[COST])?;
+    let lab = Lab::here(args, &[COST, BRIDGE])?;
     super::warn_of_small_pages();
     lab.run(&plan(&lab))
 }
 
 fn plan(lab: &Lab) -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, of_one_port, vec![(GROUP, |_| true)]);
+    let mut plan = Trials::new(
+        EXPERIMENT.name,
+        of_one_port,
+        vec![(GROUP, |v| v.params.contains_key("ports")), (BETWEEN, |v| !v.params.contains_key("ports"))],
+    );
     for wire in [Wire::Gen, Wire::Null] {
         for ports in PORTS {
             plan.cases.push(case(wire, "one", ports, &[lab.manager_core], &[lab.cores.shared()]));
@@ -101,7 +121,31 @@ fn plan(lab: &Lab) -> Trials {
             }
         }
     }
+    for (name, manager) in [("null/inline", ""), ("null/needed", "flow_table = \"needed\"\n")] {
+        let setup = between(lab.manager_core, lab.cores.shared(), manager);
+        plan.cases.push(Case::one(name, params(&[("nfs", INLINE.into())]), move |lab| measure(lab, &setup)));
+    }
     plan
+}
+
+/// Bridges in the packet thread between two devices.
+fn between(manager_core: usize, core: usize, manager: &'static str) -> Setup {
+    let services: Vec<Service> =
+        (1..=INLINE).map(|i| Service { name: format!("b{i}"), exec: BRIDGE.into(), core, ..Service::default() }).collect();
+    let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
+    let device = |name: &str, number: u32| {
+        format!("[[port]]\nname = \"{name}\"\nkind = \"dpdk\"\ndevargs = \"net_null{number},size=64\"\n\n")
+    };
+    let (input, output) = (receiving(1), "out1");
+    let rule = format!("[[rule]]\nport = \"{input}\"\nchain = \"c1\"\n");
+    Setup {
+        manager_core,
+        manager,
+        chains: vec![Chain { egress: output.into(), run: Run::Inline, ..chain_of("c1", &names) }],
+        services,
+        more: device(&input, 0) + &device(output, 1) + &rule,
+        ..Setup::default()
+    }
 }
 
 /// A case with a packet thread on each of some cores, and NFs on others.
@@ -238,7 +282,7 @@ fn of_one_port(rows: &mut [Row]) -> Vec<Row> {
         .filter(|row| row.params.get("ports") == Some(&Value::from(1)))
         .filter_map(|row| Some((kind(&row.name), row.get("delivered_pps").filter(|pps| *pps > 0.0)?)))
         .collect();
-    for row in rows {
+    for row in rows.iter_mut().filter(|row| row.params.contains_key("ports")) {
         let of = kind(&row.name);
         let one = ones.iter().find(|(one, _)| *one == of).map(|(_, pps)| *pps);
         let ratio = row.get("delivered_pps").zip(one).map(|(own, one)| own / one);
@@ -264,6 +308,7 @@ mod tests {
             let cases = plan.cases.iter().map(|case| (&case.name, &case.params));
             let left = plan.left_out.iter().map(|left| (&left.name, &left.params));
             let all = cases.chain(left).filter(|(name, _)| name.starts_with(wire));
+            let all = all.filter(|(_, params)| params.contains_key("ports"));
             let mut all: Vec<String> = all.map(|(name, params)| format!("{name} {}", params["ports"])).collect();
             all.sort_unstable();
             all
@@ -285,6 +330,12 @@ mod tests {
                 let checked = sluice_config::load::parse(&text, "x.toml");
                 assert!(checked.is_ok(), "{:?}", checked.err());
             }
+        }
+        for manager in ["", "flow_table = \"needed\"\n"] {
+            let text = between(0, 1, manager).toml(std::path::Path::new("/run/x"));
+            let checked = sluice_config::load::parse(&text, "x.toml");
+            assert!(checked.is_ok(), "{:?}", checked.err());
+            assert!(text.contains("run = \"inline\"") && text.contains("trusted = true"), "{text}");
         }
         // One that this host has the cores for.
         assert_accepted(&setup(Wire::Gen, 4, &[0], &[0]), &[COST]);
