@@ -134,7 +134,7 @@ impl Throttling {
     }
 
     /// Checks the NFs that were alerted since the last round or are being watched: all of them, or
-    /// the next [`LOOKED_AT`].
+    /// of hundreds the next 64.
     #[inline]
     pub fn step(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let Self { alerts, watched, states, .. } = self;
