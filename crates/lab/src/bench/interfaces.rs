@@ -14,7 +14,6 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use serde_json::json;
 use sluice_api::model::Stats;
 
@@ -22,7 +21,7 @@ use crate::bench::experiment::Experiment;
 use crate::bench::lab::{Case, Lab, Miss, Row, Shown, Trials};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::proc::threads_run_ns;
-use crate::bench::sched::netns::{self, TcpResult, Wires, call};
+use crate::bench::sched::netns::{self, PLAIN, TcpResult, Wires, call, port};
 use crate::bench::sched::{chain_of, params};
 use crate::bench::setup::{SINK, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
@@ -106,7 +105,7 @@ impl Pair {
         let [a, b] = &pair.0;
         call("ip", &["link", "add", a, "type", "veth", "peer", "name", b])?;
         for end in [a, b] {
-            call("ethtool", &["-K", end, "tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
+            call("ethtool", &[&["-K", end.as_str()], &PLAIN[..]].concat())?;
             call("ip", &["link", "set", end, "up"])?;
         }
         Ok(pair)
@@ -118,13 +117,6 @@ impl Drop for Pair {
         // It may not exist.
         let _ = call("ip", &["link", "del", &self.0[0]]);
     }
-}
-
-fn port(kind: &str, name: &str, interface: &str, chain: &str) -> String {
-    format!(
-        "[[port]]\nname = \"{name}\"\nkind = \"{kind}\"\ninterface = \"{interface}\"\n\n\
-         [[rule]]\nport = \"{name}\"\nchain = \"{chain}\"\n\n"
-    )
 }
 
 /// Ports of two interfaces, whose packets take the chains `there` and `back`.
@@ -160,9 +152,9 @@ fn wire(lab: &Lab, kind: &str, size: u32) -> Result<Sample, Miss> {
     let pair = Pair::lay()?;
     let daemon = lab.start(&wire_setup(lab, kind, size, pair.0.each_ref().map(String::as_str)))?;
     lab.warm_up()?;
-    let (before, cpu_ns) = (lab.read(&daemon)?, threads_run_ns(daemon.pid()).context("no CPU time of the daemon")?);
+    let (before, cpu_ns) = (lab.read(&daemon)?, threads_run_ns(daemon.pid())?);
     lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
-    let cpu_ns = threads_run_ns(daemon.pid()).context("no CPU time of the daemon")?.saturating_sub(cpu_ns);
+    let cpu_ns = threads_run_ns(daemon.pid())?.saturating_sub(cpu_ns);
     let after = lab.read(&daemon)?;
     daemon.stop()?;
     Ok(sample(&before, &after, &[SINK], cpu_ns))
@@ -171,9 +163,9 @@ fn wire(lab: &Lab, kind: &str, size: u32) -> Result<Sample, Miss> {
 fn tcp(lab: &Lab, kind: &str) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let daemon = lab.start(&tcp_setup(lab, kind, wires.hosts()))?;
-    let (before, cpu_ns) = (lab.read(&daemon)?, threads_run_ns(daemon.pid()).context("no CPU time of the daemon")?);
+    let (before, cpu_ns) = (lab.read(&daemon)?, threads_run_ns(daemon.pid())?);
     let result = wires.tcp(&lab.programs, &[lab.cores.shared()], 0, lab.args.seconds)?;
-    let cpu_ns = threads_run_ns(daemon.pid()).context("no CPU time of the daemon")?.saturating_sub(cpu_ns);
+    let cpu_ns = threads_run_ns(daemon.pid())?.saturating_sub(cpu_ns);
     let after = lab.read(&daemon)?;
     daemon.stop()?;
     let TcpResult::Whole(bps) = result else {

@@ -127,8 +127,8 @@ impl Supervisor {
         if service.config.attach {
             return refused("its instances come by themselves; start the new version in their place");
         }
-        if service.config.is_group() && !service.config.is_inline() {
-            return refused("it is a group; apply a configuration with other programs of its parts, which replaces the group");
+        if service.config.is_group() {
+            return refused("it is a group, which is replaced as a whole; apply a configuration with its parts' new programs");
         }
         let groups = self.services.iter().flatten().filter(|service| service.config.is_group());
         if let Some(group) = groups.map(|service| &service.config).find(|group| group.parts.iter().any(|part| part == name)) {
@@ -136,9 +136,6 @@ impl Supervisor {
                 "it is a part of {}, which is replaced as a whole; apply a configuration with its new program",
                 group.name
             ));
-        }
-        if service.config.is_inline() {
-            return refused("it runs in the packet threads; apply a configuration with other arguments of its parts");
         }
         if service.config.is_foreign() {
             return refused("its program is foreign; apply a configuration with the new one, which replaces the instances");

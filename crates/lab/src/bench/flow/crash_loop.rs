@@ -45,6 +45,7 @@ const FLOWS: u32 = 500_000;
 /// Slots of the rings. Up to the high watermark (80 %) they hold 7 ms of 7.5 million packets a
 /// second, more than a tick of a kernel with 250 a second.
 const RING: u32 = 65_536;
+/// Frames of each tenant's memory: both rings, and some on their way.
 const FRAMES: u32 = 4 * RING;
 /// Offered load, as a part of the chain's capacity.
 const LOAD: f64 = 0.5;

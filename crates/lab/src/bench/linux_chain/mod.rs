@@ -236,12 +236,7 @@ fn setup(lab: &Lab, way: Way, nfs: usize, interfaces: [&str; 2], rules: &Path) -
     let run = if way == Way::SluiceFused { Run::Fused } else { Run::Isolated };
     let there = Chain { egress: "outside".into(), run, ..chain_of("there", &names) };
     let back = Chain { egress: "inside".into(), ..chain_of("back", &[]) };
-    let port = |name: &str, interface: &str, chain: &str| {
-        format!(
-            "[[port]]\nname = \"{name}\"\nkind = \"af_packet\"\ninterface = \"{interface}\"\n\n\
-             [[rule]]\nport = \"{name}\"\nchain = \"{chain}\"\n\n"
-        )
-    };
+    let port = |name, interface, chain| netns::port("af_packet", name, interface, chain);
     Setup {
         manager_core: lab.manager_core,
         rests: true,

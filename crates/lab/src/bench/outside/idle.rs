@@ -126,12 +126,7 @@ fn setup(lab: &Lab, sharing: Scheduler, interfaces: [&str; 2]) -> Setup {
     let mut back = chain_of("back", &[]);
     let mut there = chain_of("there", &names);
     (there.egress, back.egress) = ("outside".into(), "inside".into());
-    let port = |name: &str, interface: &str, chain: &str| {
-        format!(
-            "[[port]]\nname = \"{name}\"\nkind = \"af_packet\"\ninterface = \"{interface}\"\n\n\
-             [[rule]]\nport = \"{name}\"\nchain = \"{chain}\"\n\n"
-        )
-    };
+    let port = |name, interface, chain| netns::port("af_packet", name, interface, chain);
     Setup {
         manager_core: lab.manager_core,
         rests: true,

@@ -9,10 +9,8 @@
 //!   packets of such a device have the same bytes, and are one flow: each chain has one NF.
 //! - `gen/each` and `null/each`: a packet thread, and a core for NFs, for each port. Each thread
 //!   has a queue of each port. A chain without a pool has an NF for each thread.
-//!
 //! - `null/inline` and `null/needed`: [`INLINE`] bridges in the packet thread between two such
-//!   devices, packets of 64 bytes; with `needed` they are not looked up in the flow table. So it is
-//!   what a packet thread does where nothing else takes its time.
+//!   devices, packets of 64 bytes; with `needed` they are not looked up in the flow table.
 //!
 //! With `one`, all ports share a packet thread, and all NFs share a core: what is shown is the cost
 //! of more ports. `of_one_port` is the total delivered rate, relative to that of one port of the

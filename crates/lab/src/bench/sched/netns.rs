@@ -30,6 +30,18 @@ const GIVE_UP: Duration = Duration::from_secs(5);
 /// Bytes of a packet's headers: IPv4, and TCP with the time stamps that Linux sends.
 const HEADERS: u64 = 52;
 
+/// Settings of ethtool with which traffic is as on a wire: real checksums, no segments beyond the
+/// MTU.
+pub const PLAIN: [&str; 8] = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
+
+/// A port of a kernel interface as TOML, with the rule that leads its packets to a chain.
+pub fn port(kind: &str, name: &str, interface: &str, chain: &str) -> String {
+    format!(
+        "[[port]]\nname = \"{name}\"\nkind = \"{kind}\"\ninterface = \"{interface}\"\n\n\
+         [[rule]]\nport = \"{name}\"\nchain = \"{chain}\"\n\n"
+    )
+}
+
 /// Result of a TCP flow.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TcpResult {
@@ -98,10 +110,8 @@ impl End {
         call("ip", &["link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", ns])?;
         call("ip", &["-n", ns, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
         call("ip", &["-n", ns, "link", "set", "lo", "up"])?;
-        // Traffic of a namespace is as on a wire: real checksums, no segments beyond the MTU.
-        let plain = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
-        call("ip", &[&["netns", "exec", ns, "ethtool", "-K", "eth0"], &plain[..]].concat())?;
-        call("ethtool", &[&["-K", host], &plain[..]].concat())?;
+        call("ip", &[&["netns", "exec", ns, "ethtool", "-K", "eth0"], &PLAIN[..]].concat())?;
+        call("ethtool", &[&["-K", host], &PLAIN[..]].concat())?;
         call("ip", &["-n", ns, "link", "set", "eth0", "up"])?;
         call("ip", &["link", "set", host, "up"])?;
         Ok(())
